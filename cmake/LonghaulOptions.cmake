@@ -1,0 +1,62 @@
+# Compiler settings that hold for every target. GCC drops a precompiled header on any difference in
+# these flags, so nothing below may be set for a single target.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
+set(CMAKE_CXX_FLAGS_DEBUG "-O0 -g")
+
+option(LONGHAUL_WERROR "Treat warnings as errors" ON)
+set(LONGHAUL_SANITIZER "" CACHE STRING "Value of -fsanitize=, or empty")
+set(LONGHAUL_CUDA "auto" CACHE STRING "Link libtorch's CUDA libraries into the binary: auto, on, off")
+set_property(CACHE LONGHAUL_CUDA PROPERTY STRINGS auto on off)
+set(LONGHAUL_LIBTORCH "$ENV{LONGHAUL_LIBTORCH}" CACHE PATH
+    "Another libtorch: the folder that holds include/ and lib/ (default: the one of scripts/setup.sh)")
+
+# -Wrestrict: false alarms of GCC 12 on std::string.
+add_compile_options(-Wall -Wextra -Wno-restrict -Winvalid-pch -pthread -fopenmp)
+if(LONGHAUL_WERROR)
+  add_compile_options(-Werror)
+endif()
+if(LONGHAUL_SANITIZER)
+  add_compile_options(-fsanitize=${LONGHAUL_SANITIZER} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${LONGHAUL_SANITIZER})
+endif()
+
+find_program(LONGHAUL_CCACHE ccache)
+if(LONGHAUL_CCACHE)
+  # The base directory makes a clone in another folder hit the same cache.
+  get_filename_component(_above "${CMAKE_SOURCE_DIR}" DIRECTORY)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_BASEDIR=${_above} CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
+      ${LONGHAUL_CCACHE})
+endif()
+
+if(NOT LONGHAUL_LIBTORCH)
+  execute_process(COMMAND "${CMAKE_SOURCE_DIR}/scripts/libtorch_path.sh"
+                  OUTPUT_VARIABLE LIBTORCH_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE)
+else()
+  set(LIBTORCH_ROOT "${LONGHAUL_LIBTORCH}")
+endif()
+find_package(Libtorch QUIET)
+if(NOT Libtorch_FOUND)
+  message(FATAL_ERROR "libtorch 2.11 not found (looked in '${LIBTORCH_ROOT}').\n"
+          "Run scripts/setup.sh, or set LONGHAUL_LIBTORCH to the folder that holds include/ and lib/.")
+endif()
+if(Libtorch_VERSION AND NOT Libtorch_VERSION VERSION_EQUAL 2.11.0)
+  message(WARNING "libtorch ${Libtorch_VERSION} found; longhaul is tested with 2.11.0.")
+endif()
+
+set(LONGHAUL_HAS_CUDA OFF)
+if(NOT LONGHAUL_CUDA STREQUAL "off")
+  find_package(CUDAToolkit QUIET)
+  if(CUDAToolkit_FOUND AND TARGET libtorch::cuda)
+    set(LONGHAUL_HAS_CUDA ON)
+  elseif(LONGHAUL_CUDA STREQUAL "on")
+    message(FATAL_ERROR "LONGHAUL_CUDA=on needs a CUDA toolkit and a libtorch with CUDA.")
+  endif()
+endif()
+message(STATUS "longhaul: libtorch ${Libtorch_VERSION} in ${LIBTORCH_ROOT}, CUDA ${LONGHAUL_HAS_CUDA}")

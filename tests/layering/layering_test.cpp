@@ -1,0 +1,91 @@
+// The direction of the includes: a folder includes only itself and folders before it in
+// cmake/LonghaulTargets.cmake; models/ sees ops/ and nn/ only; base/ and config/ see no torch.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::map<std::string, int> layer_order() {
+  std::map<std::string, int> order;
+  std::stringstream names(LONGHAUL_LAYERS);
+  for (std::string name; std::getline(names, name, ',');) {
+    const int next = static_cast<int>(order.size());
+    order[name] = next;
+  }
+  return order;
+}
+
+bool is_source(const fs::path& path) {
+  const auto extension = path.extension();
+  return extension == ".h" || extension == ".cpp" || extension == ".cu";
+}
+
+// The violations in one file's text, as readable lines.
+std::vector<std::string> violations(const std::string& layer, const std::string& name,
+                                    std::istream& text, const std::map<std::string, int>& order) {
+  static const std::regex include(R"re(^\s*#\s*include\s*["<]([^">]+)[">])re");
+  std::vector<std::string> found;
+  std::smatch match;
+  for (std::string line; std::getline(text, line);) {
+    if (!std::regex_search(line, match, include)) continue;
+    const std::string target = match[1];
+    const bool torch = target.rfind("ATen/", 0) == 0 || target.rfind("torch/", 0) == 0 ||
+                       target.rfind("c10/", 0) == 0;
+    if (torch && (layer == "base" || layer == "config")) {
+      found.push_back(name + " includes " + target + ", but " + layer + "/ knows no torch");
+    }
+    if (target.rfind("longhaul/", 0) != 0) continue;
+    const std::string other = target.substr(9, target.find('/', 9) - 9);
+    if (order.count(other) == 0) continue;
+    if (order.at(other) > order.at(layer)) {
+      found.push_back(name + " includes " + target + ", which comes after " + layer + "/");
+    }
+    const bool allowed_in_models =
+        other == "base" || other == "ops" || other == "nn" || other == "models";
+    if (layer == "models" && !allowed_in_models) {
+      found.push_back(name + " includes " + target + ", but models/ sees only ops/ and nn/");
+    }
+  }
+  return found;
+}
+
+TEST(Layering, IncludesPointUpwards) {
+  const auto order = layer_order();
+  int files = 0;
+  for (const auto& [layer, index] : order) {
+    const fs::path folder = fs::path(LONGHAUL_SOURCE_DIR) / "longhaul" / layer;
+    if (!fs::exists(folder)) continue;
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+      if (!is_source(entry.path())) continue;
+      std::ifstream text(entry.path());
+      for (const auto& line : violations(layer, entry.path().string(), text, order)) {
+        ADD_FAILURE() << line;
+      }
+      ++files;
+    }
+  }
+  EXPECT_GT(files, 5) << "no sources found under " << LONGHAUL_SOURCE_DIR;
+}
+
+TEST(Layering, AWrongIncludeIsFound) {
+  const auto order = layer_order();
+  std::istringstream down("#include \"longhaul/train/trainer.h\"\n");
+  EXPECT_EQ(violations("ops", "x.cpp", down, order).size(), 1u);
+  std::istringstream torch("#include <ATen/ATen.h>\n");
+  EXPECT_EQ(violations("config", "x.cpp", torch, order).size(), 1u);
+  std::istringstream model("#include \"longhaul/config/job_config.h\"\n");
+  EXPECT_EQ(violations("models", "x.cpp", model, order).size(), 1u);
+  std::istringstream fine("#include \"longhaul/base/error.h\"\n#include <ATen/ATen.h>\n");
+  EXPECT_TRUE(violations("ops", "x.cpp", fine, order).empty());
+}
+
+}  // namespace
