@@ -60,3 +60,10 @@ if(NOT LONGHAUL_CUDA STREQUAL "off")
   endif()
 endif()
 message(STATUS "longhaul: libtorch ${Libtorch_VERSION} in ${LIBTORCH_ROOT}, CUDA ${LONGHAUL_HAS_CUDA}")
+
+# The torch wheel carries headers of a newer fmt than Debian's, which spdlog and our libraries are
+# built with. Debian's must win in every file: a folder with just that link stands before torch's.
+find_path(LONGHAUL_FMT_INCLUDE fmt/core.h PATHS /usr/include NO_DEFAULT_PATH REQUIRED)
+file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/headers")
+file(CREATE_LINK "${LONGHAUL_FMT_INCLUDE}/fmt" "${CMAKE_BINARY_DIR}/headers/fmt" SYMBOLIC)
+include_directories(BEFORE SYSTEM "${CMAKE_BINARY_DIR}/headers")

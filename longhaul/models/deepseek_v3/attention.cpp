@@ -1,0 +1,159 @@
+#include "longhaul/models/deepseek_v3/attention.h"
+
+#include <ATen/ATen.h>
+
+#include "longhaul/nn/auxiliary_loss.h"
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/lightning_indexer/lightning_indexer.h"
+#include "longhaul/ops/matmul/matmul.h"
+#include "longhaul/ops/rotary_mul/rotary_mul.h"
+#include "longhaul/ops/sparse_flash_attention/sparse_flash_attention.h"
+
+namespace longhaul::deepseek_v3 {
+namespace {
+
+// The latent norms keep their own epsilon, whatever rms_norm_eps says.
+constexpr double kLatentNormEps = 1e-6;
+
+nn::TensorSpec spec_of(const ModelSettings& settings) {
+  return {settings.param_dtype, settings.device};
+}
+
+// x [B, S, H, I] times weight [H, I, O] head by head: [B, S, H, O].
+Tensor by_head(const Tensor& x_BSHI, const Tensor& weight_HIO) {
+  const int64_t B = x_BSHI.size(0), S = x_BSHI.size(1), H = x_BSHI.size(2);
+  const Tensor x_HTI = x_BSHI.reshape({B * S, H, -1}).transpose(0, 1);
+  return ops::bmm(x_HTI, weight_HIO).transpose(0, 1).reshape({B, S, H, -1});
+}
+
+}  // namespace
+
+Attention::Attention(int64_t layer, const ModelConfig& config, const ModelSettings& settings)
+    : layer_(layer),
+      heads_(config.num_attention_heads),
+      nope_(config.qk_nope_head_dim),
+      rope_(config.qk_rope_head_dim),
+      value_(config.v_head_dim),
+      latent_(config.kv_lora_rank),
+      scale_(softmax_scale(config)),
+      indexer_loss_coeff_(settings.indexer_loss_coeff),
+      form_(settings.mla_form),
+      stage_(config.has_indexer() ? settings.stage : IndexerStage::kOff),
+      train_indexer_(stage_ != IndexerStage::kOff && settings.train_indexer &&
+                     settings.indexer_loss_coeff != 0),
+      kv_a_proj_with_mqa_(config.hidden_size, latent_ + rope_, spec_of(settings)),
+      kv_a_layernorm_(latent_, kLatentNormEps, spec_of(settings)),
+      kv_b_proj_(latent_, heads_ * (nope_ + value_), spec_of(settings)),
+      o_proj_(heads_ * value_, config.hidden_size, spec_of(settings)) {
+  const auto spec = spec_of(settings);
+  const int64_t query_width = heads_ * (nope_ + rope_);
+  if (config.q_lora_rank > 0) {
+    add_child("q_a_proj", q_a_proj_.emplace(config.hidden_size, config.q_lora_rank, spec));
+    add_child("q_a_layernorm", q_a_layernorm_.emplace(config.q_lora_rank, kLatentNormEps, spec));
+    add_child("q_b_proj", q_b_proj_.emplace(config.q_lora_rank, query_width, spec));
+  } else {
+    add_child("q_proj", q_proj_.emplace(config.hidden_size, query_width, spec));
+  }
+  add_child("kv_a_proj_with_mqa", kv_a_proj_with_mqa_);
+  add_child("kv_a_layernorm", kv_a_layernorm_);
+  add_child("kv_b_proj", kv_b_proj_);
+  add_child("o_proj", o_proj_);
+  if (config.has_indexer()) add_child("indexer", indexer_.emplace(config, settings, spec));
+}
+
+Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
+                          const ForwardContext& ctx) const {
+  const Queries q = project_queries(x_BSD, sequence.rope);
+  const auto kv = kv_a_proj_with_mqa_.forward(x_BSD).split_with_sizes({latent_, rope_}, -1);
+  const Tensor latent_BSC = kv_a_layernorm_.forward(kv[0]);
+  const Tensor k_rope_BSR =
+      ops::rotary_mul(kv[1], sequence.rope.cos, sequence.rope.sin, ops::RotaryMode::kInterleaved);
+  const Operands operands = form_ == MlaForm::kAbsorbed ? absorbed(q, latent_BSC, k_rope_BSR)
+                                                        : expanded(q, latent_BSC, k_rope_BSR);
+
+  const bool learn = train_indexer_ && ctx.training();
+  ops::IndexerInputs indexer_inputs;
+  Tensor indices_BSK;
+  if (learn || stage_ == IndexerStage::kSparse) {
+    indexer_inputs = indexer_->forward(x_BSD, q.latent_BSQ, sequence.rope);
+  }
+  if (stage_ == IndexerStage::kSparse) {
+    indices_BSK = decide_once(ctx.decisions ? &ctx.decisions->topk_indices : nullptr, layer_,
+                              [&] { return indexer_->select(indexer_inputs, *sequence.slots); });
+    if (ctx.probe) ctx.probe("topk_indices", layer_, indices_BSK);
+  }
+
+  const auto result = attend(operands, indices_BSK, sequence, learn);
+  const Tensor values_BSHV =
+      form_ == MlaForm::kAbsorbed ? values_from_latents(result.out_BSHV) : result.out_BSHV;
+  const Tensor out =
+      o_proj_.forward(values_BSHV.reshape({x_BSD.size(0), x_BSD.size(1), heads_ * value_}));
+  if (ctx.probe) ctx.probe("attn_out", layer_, out);
+  if (!learn) return out;
+  return attach_indexer_loss(out, indexer_inputs, indices_BSK, result.head_sum, sequence, ctx);
+}
+
+Attention::Queries Attention::project_queries(const Tensor& x_BSD, const RopeTable& rope) const {
+  Tensor latent = x_BSD, q;
+  if (q_proj_) {
+    q = q_proj_->forward(x_BSD);
+  } else {
+    latent = q_a_layernorm_->forward(q_a_proj_->forward(x_BSD));
+    q = q_b_proj_->forward(latent);
+  }
+  const auto parts = q.view({x_BSD.size(0), x_BSD.size(1), heads_, nope_ + rope_})
+                         .split_with_sizes({nope_, rope_}, -1);
+  return {parts[0], ops::rotary_mul(parts[1], rope.cos, rope.sin, ops::RotaryMode::kInterleaved),
+          latent};
+}
+
+Tensor Attention::kv_b_by_head(at::ScalarType dtype) const {
+  return kv_b_proj_.weight.to(dtype).view({heads_, nope_ + value_, latent_});
+}
+
+// score = (W_uk^T q_nope) . latent + q_rope . k_rope: W_uk moves from the keys to the queries.
+Attention::Operands Attention::absorbed(const Queries& q, const Tensor& latent_BSC,
+                                        const Tensor& k_rope_BSR) const {
+  const Tensor w_uk_HNC = kv_b_by_head(latent_BSC.scalar_type()).narrow(1, 0, nope_);
+  return {at::cat({by_head(q.nope_BSHN, w_uk_HNC), q.rope_BSHR}, -1),
+          at::cat({latent_BSC, k_rope_BSR}, -1), latent_BSC};
+}
+
+Attention::Operands Attention::expanded(const Queries& q, const Tensor& latent_BSC,
+                                        const Tensor& k_rope_BSR) const {
+  const int64_t B = latent_BSC.size(0), S = latent_BSC.size(1);
+  const auto kv = kv_b_proj_.forward(latent_BSC)
+                      .view({B, S, heads_, nope_ + value_})
+                      .split_with_sizes({nope_, value_}, -1);
+  const Tensor k_rope = k_rope_BSR.unsqueeze(2).expand({B, S, heads_, rope_});
+  return {at::cat({q.nope_BSHN, q.rope_BSHR}, -1), at::cat({kv[0], k_rope}, -1), kv[1]};
+}
+
+Tensor Attention::values_from_latents(const Tensor& latents_BSHC) const {
+  const Tensor w_uv_HVC = kv_b_by_head(latents_BSHC.scalar_type()).narrow(1, nope_, value_);
+  return by_head(latents_BSHC, w_uv_HVC.transpose(1, 2));
+}
+
+ops::AttentionResult Attention::attend(const Operands& operands, const Tensor& indices,
+                                       const Sequence& sequence, bool for_indexer) const {
+  const ops::AttentionOptions options{.scale = scale_, .return_head_sum = for_indexer};
+  if (indices.defined()) {
+    return ops::sparse_flash_attention(operands.query, operands.key, operands.value, indices,
+                                       options);
+  }
+  return ops::flash_attention(operands.query, operands.key, operands.value,
+                              sequence.slots->doc_start, options);
+}
+
+Tensor Attention::attach_indexer_loss(const Tensor& out, const ops::IndexerInputs& inputs,
+                                      const Tensor& indices, const Tensor& head_sum,
+                                      const Sequence& sequence, const ForwardContext& ctx) const {
+  const Tensor sum = indices.defined()
+                         ? ops::sparse_indexer_kl_loss(inputs, indices, head_sum)
+                         : ops::dense_indexer_kl_loss(inputs, sequence.slots->doc_start, head_sum);
+  const Tensor loss = sum / static_cast<double>(std::max<int64_t>(sequence.global_tokens, 1));
+  if (ctx.recording()) accumulate(ctx.stats->indexer_loss, layer_, loss);
+  return nn::attach_loss(out, loss * indexer_loss_coeff_);
+}
+
+}  // namespace longhaul::deepseek_v3

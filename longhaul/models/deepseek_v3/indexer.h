@@ -1,0 +1,35 @@
+// The lightning indexer: scores every visible key for every query and selects the top-k. It reads
+// detached activations, so it learns from its own loss only and the trunk learns nothing from it.
+// B batch, S sequence, D hidden, Q q_lora_rank, Hi/Di indexer heads and head dim, R rope dims.
+#pragma once
+
+#include "longhaul/models/deepseek_v3/context.h"
+#include "longhaul/models/deepseek_v3/model_config.h"
+#include "longhaul/models/deepseek_v3/settings.h"
+#include "longhaul/nn/layers.h"
+#include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"
+
+namespace longhaul::deepseek_v3 {
+
+class Indexer : public nn::Module {
+ public:
+  Indexer(const ModelConfig& config, const ModelSettings& settings, const nn::TensorSpec& spec);
+
+  // x [B, S, D]; q_latent [B, S, Q], the normalised query latent (x itself without q_lora).
+  ops::IndexerInputs forward(const Tensor& x_BSD, const Tensor& q_latent_BSQ,
+                             const RopeTable& rope) const;
+
+  // [B, S, K] int32 of the top-k visible keys.
+  Tensor select(const ops::IndexerInputs& inputs, const Slots& slots) const;
+
+ private:
+  Tensor rotate(const Tensor& x, const RopeTable& rope) const;
+
+  int64_t heads_, head_dim_, rope_dim_, topk_;
+  bool interleaved_;
+  Tensor hadamard_;  // [Di, Di], or undefined
+  nn::Linear wq_b_, wk_, weights_proj_;
+  nn::LayerNorm k_norm_;
+};
+
+}  // namespace longhaul::deepseek_v3

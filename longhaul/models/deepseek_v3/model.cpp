@@ -1,0 +1,166 @@
+#include "longhaul/models/deepseek_v3/model.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "longhaul/base/error.h"
+#include "longhaul/nn/init.h"
+#include "longhaul/ops/common.h"
+
+namespace longhaul::deepseek_v3 {
+namespace {
+
+nn::TensorSpec spec_of(const ModelSettings& settings) {
+  return {settings.param_dtype, settings.device};
+}
+
+bool is_indexer(const std::string& name) { return name.find(".indexer.") != std::string::npos; }
+
+bool ends_with(const std::string& name, const std::string& suffix) {
+  return name.size() >= suffix.size() &&
+         name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
+}
+
+}  // namespace
+
+Block::Block(int64_t layer, const ModelConfig& config, const ModelSettings& settings)
+    : layer_(layer),
+      input_layernorm_(config.hidden_size, config.rms_norm_eps, spec_of(settings)),
+      post_attention_layernorm_(config.hidden_size, config.rms_norm_eps, spec_of(settings)),
+      self_attn_(layer, config, settings) {
+  add_child("input_layernorm", input_layernorm_);
+  add_child("self_attn", self_attn_);
+  add_child("post_attention_layernorm", post_attention_layernorm_);
+  if (config.is_moe_layer(layer)) {
+    add_child("mlp", moe_.emplace(layer, config, settings));
+  } else {
+    add_child("mlp", mlp_.emplace(config.hidden_size, config.intermediate_size, spec_of(settings)));
+  }
+}
+
+Tensor Block::forward(const Tensor& x_BSD, const Sequence& sequence,
+                      const ForwardContext& ctx) const {
+  if (ctx.probe) ctx.probe("hidden", layer_, x_BSD);
+  const Tensor h = x_BSD + self_attn_.forward(input_layernorm_.forward(x_BSD), sequence, ctx);
+  const Tensor normed = post_attention_layernorm_.forward(h);
+  return h + (moe_ ? moe_->forward(normed, sequence, ctx) : mlp_->forward(normed));
+}
+
+MtpModule::MtpModule(int64_t layer, const ModelConfig& config, const ModelSettings& settings)
+    : Block(layer, config, settings),
+      enorm_(config.hidden_size, config.rms_norm_eps, spec_of(settings)),
+      hnorm_(config.hidden_size, config.rms_norm_eps, spec_of(settings)),
+      eh_proj_(2 * config.hidden_size, config.hidden_size, spec_of(settings)) {
+  add_child("enorm", enorm_);
+  add_child("hnorm", hnorm_);
+  add_child("eh_proj", eh_proj_);
+  if (settings.mtp_own_norm) {
+    add_child("shared_head.norm",
+              own_norm_.emplace(config.hidden_size, config.rms_norm_eps, spec_of(settings)));
+  }
+}
+
+Tensor MtpModule::forward(const Tensor& embedding_BSD, const Tensor& hidden_BSD,
+                          const Sequence& sequence, const ForwardContext& ctx) const {
+  const Tensor both = at::cat({enorm_.forward(embedding_BSD), hnorm_.forward(hidden_BSD)}, -1);
+  return Block::forward(eh_proj_.forward(both), sequence, ctx);
+}
+
+Model::Model(const ModelConfig& config, const ModelSettings& settings)
+    : config_(config),
+      settings_(settings),
+      rope_(config),
+      embed_tokens_(config.vocab_size, config.hidden_size, spec_of(settings)),
+      norm_(config.hidden_size, config.rms_norm_eps, spec_of(settings)),
+      lm_head_(config.hidden_size, config.vocab_size, spec_of(settings)) {
+  add_child("model.embed_tokens", embed_tokens_);
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    layers_.push_back(std::make_unique<Block>(i, config, settings));
+    add_child("model.layers." + std::to_string(i), *layers_.back());
+  }
+  for (int64_t i = config.num_hidden_layers; i < num_layers(); ++i) {
+    mtp_.push_back(std::make_unique<MtpModule>(i, config, settings));
+    add_child("model.layers." + std::to_string(i), *mtp_.back());
+  }
+  add_child("model.norm", norm_);
+  add_child("lm_head", lm_head_);
+  freeze_idle_parameters();
+}
+
+// A parameter that does not learn has no gradient at all, so the optimizer leaves it alone.
+void Model::freeze_idle_parameters() {
+  const bool has_stage = config_.has_indexer() && settings_.stage != IndexerStage::kOff;
+  const bool indexer_learns =
+      has_stage && settings_.train_indexer && settings_.indexer_loss_coeff != 0;
+  const bool trunk_learns = !(has_stage && settings_.stage == IndexerStage::kDenseWarmup);
+  for (auto& parameter : parameters()) {
+    parameter.tensor->set_requires_grad(is_indexer(parameter.name) ? indexer_learns : trunk_learns);
+  }
+}
+
+Sequence Model::sequence_of(const Batch& batch, size_t tower, const ForwardContext& ctx) const {
+  LONGHAUL_CHECK(tower < ctx.counts.tokens.size(), "no global counts for tower {}", tower);
+  const auto& slots = batch.towers[tower];
+  const auto table_dtype = settings_.compute_dtype == at::kDouble ? at::kDouble : at::kFloat;
+  return {&slots, rope_.table(slots.positions, table_dtype), ctx.counts.tokens[tower]};
+}
+
+std::vector<Tensor> Model::forward(const Batch& batch, const ForwardContext& ctx) const {
+  LONGHAUL_CHECK(!batch.towers.empty() && batch.towers.size() <= mtp_.size() + 1,
+                 "a batch with {} towers for {} MTP modules", batch.towers.size(), mtp_.size());
+  const Sequence sequence = sequence_of(batch, 0, ctx);
+  Tensor h = embed_tokens_.forward(batch.towers[0].input_ids, settings_.compute_dtype);
+  for (const auto& layer : layers_) h = layer->forward(h, sequence, ctx);
+  std::vector<Tensor> hidden = {norm_.forward(h)};
+  if (settings_.mtp_after_norm) h = hidden[0];
+
+  for (size_t k = 1; k < batch.towers.size(); ++k) {
+    const auto& slots = batch.towers[k];
+    const auto& module = *mtp_[k - 1];
+    const Tensor embedding =
+        embed_tokens_.forward(slots.input_ids, settings_.compute_dtype) * slots.valid.unsqueeze(-1);
+    h = module.forward(embedding, h, sequence_of(batch, k, ctx), ctx);
+    hidden.push_back((module.own_norm() ? *module.own_norm() : norm_).forward(h));
+    if (settings_.mtp_after_norm) h = hidden.back();
+  }
+  return hidden;
+}
+
+std::vector<std::pair<int64_t, Router*>> Model::routers() {
+  std::vector<std::pair<int64_t, Router*>> found;
+  int64_t layer = 0;
+  const auto add = [&](Block& block) {
+    if (block.router() != nullptr) found.emplace_back(layer, block.router());
+    ++layer;
+  };
+  for (auto& block : layers_) add(*block);
+  for (auto& block : mtp_) add(*block);
+  return found;
+}
+
+void initialize(Model& model, uint64_t seed, double std, bool depth_scale) {
+  const at::NoGradGuard no_grad;
+  const double residual_std =
+      depth_scale ? std / std::sqrt(2.0 * static_cast<double>(model.config().num_hidden_layers))
+                  : std;
+  for (auto& parameter : model.parameters()) {
+    const bool residual =
+        ends_with(parameter.name, "o_proj.weight") || ends_with(parameter.name, "down_proj.weight");
+    switch (parameter.init) {
+      case nn::Init::kNormal:
+        nn::fill_normal(*parameter.tensor, CounterRng(seed, parameter.name),
+                        residual ? residual_std : std);
+        break;
+      case nn::Init::kOnes:
+        parameter.tensor->fill_(1);
+        break;
+      case nn::Init::kZeros:
+        parameter.tensor->zero_();
+        break;
+    }
+  }
+  for (auto& buffer : model.buffers()) buffer.tensor->zero_();
+}
+
+}  // namespace longhaul::deepseek_v3

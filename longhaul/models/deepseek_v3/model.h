@@ -1,0 +1,94 @@
+// The DeepSeek-V3 / V3.2 language model: embedding, blocks, final norm, output head, and MTP
+// modules. Single-device maths that knows nothing of parallelism, kernels or the device it runs on.
+// B batch, S sequence, D hidden, V vocabulary.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "longhaul/models/deepseek_v3/attention.h"
+#include "longhaul/models/deepseek_v3/context.h"
+#include "longhaul/models/deepseek_v3/model_config.h"
+#include "longhaul/models/deepseek_v3/moe.h"
+#include "longhaul/models/deepseek_v3/settings.h"
+#include "longhaul/nn/layers.h"
+
+namespace longhaul::deepseek_v3 {
+
+// x + attention(norm(x)), then x + feed_forward(norm(x)).
+class Block : public nn::Module {
+ public:
+  Block(int64_t layer, const ModelConfig& config, const ModelSettings& settings);
+  Tensor forward(const Tensor& x_BSD, const Sequence& sequence, const ForwardContext& ctx) const;
+
+  // The router of a mixture-of-experts block, else nullptr.
+  Router* router() { return moe_ ? &moe_->router() : nullptr; }
+
+ protected:
+  int64_t layer_;
+  nn::RMSNorm input_layernorm_, post_attention_layernorm_;
+  Attention self_attn_;
+  std::optional<Mlp> mlp_;
+  std::optional<Moe> moe_;
+};
+
+// Multi-token prediction of one depth (DeepSeek-V3 report, section 2.2): a block over
+// W_eh [norm_e(embedding), norm_h(hidden)].
+class MtpModule : public Block {
+ public:
+  MtpModule(int64_t layer, const ModelConfig& config, const ModelSettings& settings);
+  // `embedding` of the token this depth reads, `hidden` of the previous tower; both [B, S, D].
+  Tensor forward(const Tensor& embedding_BSD, const Tensor& hidden_BSD, const Sequence& sequence,
+                 const ForwardContext& ctx) const;
+  // The final norm of this module's own, if the settings ask for one.
+  const nn::RMSNorm* own_norm() const { return own_norm_ ? &*own_norm_ : nullptr; }
+
+ private:
+  nn::RMSNorm enorm_, hnorm_;
+  nn::Linear eh_proj_;
+  std::optional<nn::RMSNorm> own_norm_;
+};
+
+class Model : public nn::Module {
+ public:
+  Model(const ModelConfig& config, const ModelSettings& settings);
+
+  // Hidden states after the final norm, [B, S, D] in the compute dtype: [0] of the trunk, [k] of
+  // the MTP module of depth k. As many as the batch has towers. `batch` is on the model's device.
+  std::vector<Tensor> forward(const Batch& batch, const ForwardContext& ctx) const;
+
+  // [..., D] to [..., V].
+  Tensor logits(const Tensor& hidden) const { return lm_head_.forward(hidden); }
+  const nn::Linear& lm_head() const { return lm_head_; }
+
+  // Routers by layer number; MTP modules count on after the last layer.
+  std::vector<std::pair<int64_t, Router*>> routers();
+
+  const ModelConfig& config() const { return config_; }
+  const ModelSettings& settings() const { return settings_; }
+  // Layers of the trunk plus MTP modules.
+  int64_t num_layers() const {
+    return config_.num_hidden_layers + config_.num_nextn_predict_layers;
+  }
+
+ private:
+  Sequence sequence_of(const Batch& batch, size_t tower, const ForwardContext& ctx) const;
+  void freeze_idle_parameters();
+
+  ModelConfig config_;
+  ModelSettings settings_;
+  Rope rope_;
+  nn::Embedding embed_tokens_;
+  std::vector<std::unique_ptr<Block>> layers_;
+  std::vector<std::unique_ptr<MtpModule>> mtp_;
+  nn::RMSNorm norm_;
+  nn::Linear lm_head_;
+};
+
+// Initial weights (reference: the DeepSeek-V3 report and docs/step.md): normal with `std` for
+// matrices and the embedding, norms 1, biases 0; with `depth_scale` o_proj and down_proj are
+// divided by sqrt(2 * layers). A function of (seed, name, global element) only.
+void initialize(Model& model, uint64_t seed, double std, bool depth_scale);
+
+}  // namespace longhaul::deepseek_v3

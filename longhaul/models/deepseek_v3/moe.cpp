@@ -1,0 +1,177 @@
+#include "longhaul/models/deepseek_v3/moe.h"
+
+#include <ATen/ATen.h>
+
+#include "longhaul/nn/auxiliary_loss.h"
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/grouped_matmul/grouped_matmul.h"
+#include "longhaul/ops/matmul/matmul.h"
+#include "longhaul/ops/swiglu/swiglu.h"
+
+namespace longhaul::deepseek_v3 {
+namespace {
+
+nn::TensorSpec spec_of(const ModelSettings& settings) {
+  return {settings.param_dtype, settings.device};
+}
+
+// The router's bias stays fp32 (fp64 in fp64) whatever the weights are.
+nn::TensorSpec bias_spec(const ModelSettings& settings) {
+  return {settings.param_dtype == at::kDouble ? at::kDouble : at::kFloat, settings.device};
+}
+
+}  // namespace
+
+Mlp::Mlp(int64_t hidden_size, int64_t intermediate_size, const nn::TensorSpec& spec)
+    : gate_proj_(hidden_size, intermediate_size, spec),
+      up_proj_(hidden_size, intermediate_size, spec),
+      down_proj_(intermediate_size, hidden_size, spec) {
+  add_child("gate_proj", gate_proj_);
+  add_child("up_proj", up_proj_);
+  add_child("down_proj", down_proj_);
+}
+
+Tensor Mlp::forward(const Tensor& x) const {
+  return down_proj_.forward(ops::swiglu(gate_proj_.forward(x), up_proj_.forward(x)));
+}
+
+Experts::Experts(const ModelConfig& config, const nn::TensorSpec& spec) {
+  const int64_t E = config.n_routed_experts, D = config.hidden_size,
+                I = config.moe_intermediate_size;
+  add_parameter("gate_proj.weight", gate_proj_, {E, I, D}, nn::Init::kNormal, spec);
+  add_parameter("up_proj.weight", up_proj_, {E, I, D}, nn::Init::kNormal, spec);
+  add_parameter("down_proj.weight", down_proj_, {E, D, I}, nn::Init::kNormal, spec);
+}
+
+Tensor Experts::forward(const Tensor& rows_MD, const Tensor& counts_E) const {
+  const auto dtype = rows_MD.scalar_type();
+  const Tensor gate = ops::grouped_matmul(rows_MD, gate_proj_.to(dtype), counts_E);
+  const Tensor up = ops::grouped_matmul(rows_MD, up_proj_.to(dtype), counts_E);
+  return ops::grouped_matmul(ops::swiglu(gate, up), down_proj_.to(dtype), counts_E);
+}
+
+Router::Router(int64_t layer, const ModelConfig& config, const ModelSettings& settings)
+    : layer_(layer),
+      num_experts_(config.n_routed_experts),
+      force_load_balance_(settings.force_load_balance),
+      options_{.k = config.num_experts_per_tok,
+               .n_group = config.n_group,
+               .topk_group = config.topk_group,
+               .softmax = config.scoring_func == ScoreFunction::kSoftmax,
+               .normalize = config.norm_topk_prob,
+               .scale = config.routed_scaling_factor} {
+  add_parameter("weight", weight_, {num_experts_, config.hidden_size}, nn::Init::kNormal,
+                spec_of(settings));
+  if (!options_.softmax) {
+    add_buffer("e_score_correction_bias", e_score_correction_bias_, {num_experts_},
+               bias_spec(settings));
+  }
+}
+
+Tensor Router::in_turn(int64_t num_tokens) const {
+  const auto options = weight_.options().dtype(at::kLong).requires_grad(false);
+  return at::arange(num_tokens * options_.k, options)
+      .remainder_(num_experts_)
+      .view({num_tokens, options_.k});
+}
+
+Router::Routing Router::forward(const Tensor& x_TD, const Tensor& valid_T,
+                                const ForwardContext& ctx) const {
+  const auto wide = ops::wide_type(x_TD);
+  Routing routing;
+  routing.logits_TE = ops::linear(x_TD.to(wide), weight_.to(wide));
+  routing.scores_TE = ops::gating_scores(routing.logits_TE, options_);
+  const Tensor chosen = decide_once(ctx.decisions ? &ctx.decisions->experts : nullptr, layer_, [&] {
+    return force_load_balance_
+               ? in_turn(x_TD.size(0))
+               : ops::choose_experts(routing.scores_TE, e_score_correction_bias_, options_);
+  });
+  const Tensor invalid = valid_T.logical_not().unsqueeze(1);
+  routing.weights_TK =
+      ops::gate_weights(routing.scores_TE, chosen, options_).masked_fill(invalid, 0);
+  routing.experts_TK = chosen.masked_fill(invalid, num_experts_);
+  if (ctx.probe) {
+    ctx.probe("router_logits", layer_, routing.logits_TE);
+    ctx.probe("router_experts", layer_, routing.experts_TK);
+    ctx.probe("router_weights", layer_, routing.weights_TK);
+  }
+  return routing;
+}
+
+Moe::Moe(int64_t layer, const ModelConfig& config, const ModelSettings& settings)
+    : layer_(layer),
+      num_experts_(config.n_routed_experts),
+      experts_per_token_(config.num_experts_per_tok),
+      balance_coeff_(settings.sequence_balance_loss_coeff),
+      z_coeff_(settings.z_loss_coeff),
+      router_(layer, config, settings),
+      experts_(config, spec_of(settings)) {
+  add_child("gate", router_);
+  add_child("experts", experts_);
+  if (config.n_shared_experts > 0) {
+    add_child("shared_experts",
+              shared_experts_.emplace(config.hidden_size,
+                                      config.moe_intermediate_size * config.n_shared_experts,
+                                      spec_of(settings)));
+  }
+}
+
+Tensor Moe::forward(const Tensor& x_BSD, const Sequence& sequence,
+                    const ForwardContext& ctx) const {
+  const Tensor x_TD = x_BSD.reshape({-1, x_BSD.size(-1)});
+  const auto routing = router_.forward(x_TD, sequence.slots->valid.reshape(-1), ctx);
+  const auto order = ops::sort_by_expert(routing.experts_TK, num_experts_);
+  const Tensor rows = experts_.forward(ops::moe_token_permute(x_TD, order), order.counts_E);
+  Tensor out = ops::moe_token_unpermute(rows, routing.weights_TK, order).view(x_BSD.sizes());
+  if (shared_experts_) out = out + shared_experts_->forward(x_BSD);
+  if (ctx.recording()) accumulate(ctx.stats->expert_counts, layer_, order.counts_E);
+  return ctx.training() ? attach_losses(out, routing, sequence, ctx) : out;
+}
+
+Tensor Moe::attach_losses(const Tensor& out, const Router::Routing& routing,
+                          const Sequence& sequence, const ForwardContext& ctx) const {
+  Tensor result = out;
+  if (balance_coeff_ != 0) {
+    const Tensor loss = balance_loss(routing, sequence);
+    if (ctx.recording()) accumulate(ctx.stats->balance_loss, layer_, loss);
+    result = nn::attach_loss(result, loss);
+  }
+  if (z_coeff_ != 0) {
+    const Tensor loss = z_loss(routing, sequence);
+    if (ctx.recording()) accumulate(ctx.stats->z_loss, layer_, loss);
+    result = nn::attach_loss(result, loss);
+  }
+  return result;
+}
+
+// Sequence-wise balance loss (DeepSeek-V3 report, equations 17 to 20), each row of the batch
+// weighted by its share of the global tokens: coeff / T * sum over rows and experts of f_i * sum_t
+// s'_{t,i}.
+Tensor Moe::balance_loss(const Router::Routing& routing, const Sequence& sequence) const {
+  const Tensor& valid_BS = sequence.slots->valid;
+  const int64_t B = valid_BS.size(0), E = num_experts_;
+  const Tensor chosen = routing.experts_TK.view({B, -1});
+  const Tensor counts_BE = at::zeros({B, E + 1}, chosen.options())
+                               .scatter_add_(1, chosen, at::ones_like(chosen))
+                               .narrow(1, 0, E);
+  const auto wide = routing.scores_TE.scalar_type();
+  const Tensor row_tokens_B1 = valid_BS.sum(1, true).clamp_min(1).to(wide);
+  const Tensor f_BE = counts_BE.to(wide) *
+                      (static_cast<double>(E) / static_cast<double>(experts_per_token_)) /
+                      row_tokens_B1;
+  const Tensor share_TE = routing.scores_TE / (routing.scores_TE.sum(-1, true) + 1e-20);
+  const Tensor summed_BE = (share_TE * valid_BS.reshape({-1, 1})).view({B, -1, E}).sum(1);
+  const double weight =
+      balance_coeff_ / static_cast<double>(std::max<int64_t>(sequence.global_tokens, 1));
+  return (f_BE * summed_BE).sum() * weight;
+}
+
+// Router z-loss (Zoph et al., 2022): mean of logsumexp(logits)^2 over the global tokens.
+Tensor Moe::z_loss(const Router::Routing& routing, const Sequence& sequence) const {
+  const Tensor squares = at::logsumexp(routing.logits_TE, {-1}).square();
+  const double weight =
+      z_coeff_ / static_cast<double>(std::max<int64_t>(sequence.global_tokens, 1));
+  return (squares * sequence.slots->valid.reshape(-1)).sum() * weight;
+}
+
+}  // namespace longhaul::deepseek_v3

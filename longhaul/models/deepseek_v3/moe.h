@@ -1,0 +1,86 @@
+// The feed-forward parts: the dense MLP and DeepSeekMoE (DeepSeek-V3 report, section 2.1.2).
+// T tokens (B * S), D hidden, E experts, k experts a token, I intermediate size.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "longhaul/models/deepseek_v3/context.h"
+#include "longhaul/models/deepseek_v3/model_config.h"
+#include "longhaul/models/deepseek_v3/settings.h"
+#include "longhaul/nn/layers.h"
+#include "longhaul/ops/moe_gating_top_k/moe_gating_top_k.h"
+#include "longhaul/ops/moe_token_permute/moe_token_permute.h"
+
+namespace longhaul::deepseek_v3 {
+
+// W_down(silu(W_gate x) * W_up x): a dense layer's MLP, or the shared experts.
+class Mlp : public nn::Module {
+ public:
+  Mlp(int64_t hidden_size, int64_t intermediate_size, const nn::TensorSpec& spec);
+  Tensor forward(const Tensor& x) const;
+
+ private:
+  nn::Linear gate_proj_, up_proj_, down_proj_;
+};
+
+// All routed experts of a layer, stacked: weights [E, out, in].
+class Experts : public nn::Module {
+ public:
+  Experts(const ModelConfig& config, const nn::TensorSpec& spec);
+  // Rows sorted by expert [M, D], counts [E] int64: [M, D].
+  Tensor forward(const Tensor& rows_MD, const Tensor& counts_E) const;
+
+ private:
+  Tensor gate_proj_, up_proj_, down_proj_;
+};
+
+// Scores, chooses and weighs experts in fp32. Its bias is a buffer: moved by the trainer, not by
+// gradients.
+class Router : public nn::Module {
+ public:
+  struct Routing {
+    Tensor logits_TE, scores_TE;
+    Tensor experts_TK;  // int64; E for tokens that are not valid
+    Tensor weights_TK;  // 0 for tokens that are not valid
+  };
+
+  Router(int64_t layer, const ModelConfig& config, const ModelSettings& settings);
+  // x [T, D], valid [T] bool.
+  Routing forward(const Tensor& x_TD, const Tensor& valid_T, const ForwardContext& ctx) const;
+
+  // [E], or undefined where the score function is softmax.
+  Tensor& bias() { return e_score_correction_bias_; }
+
+ private:
+  Tensor in_turn(int64_t num_tokens) const;
+
+  int64_t layer_, num_experts_;
+  bool force_load_balance_;
+  ops::GatingOptions options_;
+  Tensor weight_, e_score_correction_bias_;
+};
+
+class Moe : public nn::Module {
+ public:
+  Moe(int64_t layer, const ModelConfig& config, const ModelSettings& settings);
+
+  // [B, S, D] to [B, S, D]; attaches the balance and z losses.
+  Tensor forward(const Tensor& x_BSD, const Sequence& sequence, const ForwardContext& ctx) const;
+
+  Router& router() { return router_; }
+
+ private:
+  Tensor balance_loss(const Router::Routing& routing, const Sequence& sequence) const;
+  Tensor z_loss(const Router::Routing& routing, const Sequence& sequence) const;
+  Tensor attach_losses(const Tensor& out, const Router::Routing& routing, const Sequence& sequence,
+                       const ForwardContext& ctx) const;
+
+  int64_t layer_, num_experts_, experts_per_token_;
+  double balance_coeff_, z_coeff_;
+  Router router_;
+  Experts experts_;
+  std::optional<Mlp> shared_experts_;
+};
+
+}  // namespace longhaul::deepseek_v3

@@ -1,0 +1,39 @@
+// How a model of a given shape is built and trained: what the job file says beyond the shape.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+namespace longhaul::deepseek_v3 {
+
+// The two training stages of the indexer (DeepSeek-V3.2 report, section 2.1.1), and none.
+enum class IndexerStage {
+  kSparse,       // top-k attention; the indexer learns over the selected keys
+  kDenseWarmup,  // dense attention, trunk frozen; the indexer learns over all visible keys
+  kOff,          // dense attention, the indexer is idle
+};
+
+// Absorbed: all heads share one key/value row of C + R; expanded: keys and values for each head.
+enum class MlaForm { kAbsorbed, kExpanded };
+
+struct ModelSettings {
+  at::ScalarType param_dtype = at::kFloat;
+  at::ScalarType compute_dtype = at::kFloat;
+  at::Device device = at::kCPU;
+
+  MlaForm mla_form = MlaForm::kAbsorbed;
+  IndexerStage stage = IndexerStage::kSparse;
+  double indexer_loss_coeff = 1.0;
+  bool train_indexer = true;
+  bool hadamard = false;                  // rotate the indexer's queries and keys
+  bool indexer_rope_interleaved = false;  // DeepSeek-V3.2: half-split
+
+  double sequence_balance_loss_coeff = 0.0;
+  double z_loss_coeff = 0.0;
+  bool force_load_balance = false;  // debugging: experts in turn, whatever the router says
+
+  bool mtp_after_norm = false;  // MTP takes the hidden state after the final norm
+  bool mtp_own_norm = false;    // each MTP module has a final norm of its own
+};
+
+}  // namespace longhaul::deepseek_v3

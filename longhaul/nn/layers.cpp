@@ -1,0 +1,44 @@
+#include "longhaul/nn/layers.h"
+
+#include <ATen/ATen.h>
+
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/matmul/matmul.h"
+#include "longhaul/ops/rms_norm/rms_norm.h"
+
+namespace longhaul::nn {
+
+Linear::Linear(int64_t in_features, int64_t out_features, const TensorSpec& spec) {
+  add_parameter("weight", weight, {out_features, in_features}, Init::kNormal, spec);
+}
+
+Tensor Linear::forward(const Tensor& x) const { return ops::linear(x, weight.to(x.scalar_type())); }
+
+Embedding::Embedding(int64_t vocab_size, int64_t dim, const TensorSpec& spec) {
+  add_parameter("weight", weight, {vocab_size, dim}, Init::kNormal, spec);
+}
+
+Tensor Embedding::forward(const Tensor& ids, at::ScalarType compute_dtype) const {
+  // Looked up before the cast: the gradient is then summed in the table's dtype.
+  return at::embedding(weight, ids).to(compute_dtype);
+}
+
+RMSNorm::RMSNorm(int64_t dim, double eps, const TensorSpec& spec) : eps_(eps) {
+  add_parameter("weight", weight, {dim}, Init::kOnes, spec);
+}
+
+Tensor RMSNorm::forward(const Tensor& x) const { return ops::rms_norm(x, weight, eps_); }
+
+LayerNorm::LayerNorm(int64_t dim, double eps, const TensorSpec& spec) : eps_(eps) {
+  add_parameter("weight", weight, {dim}, Init::kOnes, spec);
+  add_parameter("bias", bias, {dim}, Init::kZeros, spec);
+}
+
+Tensor LayerNorm::forward(const Tensor& x) const {
+  const auto wide = ops::wide_type(x);
+  const Tensor y =
+      at::layer_norm(x.to(wide), {weight.size(0)}, weight.to(wide), bias.to(wide), eps_);
+  return y.to(x.scalar_type());
+}
+
+}  // namespace longhaul::nn

@@ -1,0 +1,61 @@
+// A module owns parameters, buffers and submodules and knows their names; nothing else. Names are
+// the path through the tree and equal Hugging Face's ("model.layers.0.self_attn.o_proj.weight").
+// Modules are neither copied nor moved: the registry points at their members.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace longhaul::nn {
+
+using at::Tensor;
+
+// Dtype and device of new parameters.
+struct TensorSpec {
+  at::ScalarType dtype = at::kFloat;
+  at::Device device = at::kCPU;
+};
+
+// How a parameter starts: matrices and the embedding normal, norms one, biases zero.
+enum class Init { kNormal, kOnes, kZeros };
+
+struct NamedParameter {
+  std::string name;
+  Tensor* tensor;
+  Init init;
+};
+
+class Module {
+ public:
+  Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+  virtual ~Module() = default;
+
+  // Trainable tensors of this module and its children, in order of registration.
+  std::vector<NamedParameter> parameters() const;
+  // Tensors that are state but not trained (the router's bias).
+  std::vector<NamedParameter> buffers() const;
+
+ protected:
+  // Allocates `slot` and registers it under `name`.
+  void add_parameter(std::string name, Tensor& slot, at::IntArrayRef sizes, Init init,
+                     const TensorSpec& spec);
+  void add_buffer(std::string name, Tensor& slot, at::IntArrayRef sizes, const TensorSpec& spec);
+  // Registers a child that this module owns.
+  void add_child(std::string name, Module& child);
+
+ private:
+  using List = std::vector<NamedParameter> Module::*;
+  void collect(const std::string& prefix, List list, std::vector<NamedParameter>& out) const;
+
+  std::vector<NamedParameter> own_parameters_, own_buffers_;
+  std::vector<std::pair<std::string, Module*>> children_;
+};
+
+}  // namespace longhaul::nn

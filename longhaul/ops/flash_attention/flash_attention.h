@@ -1,0 +1,37 @@
+// Dense causal attention over packed documents (DeepSeek-V3, and the indexer's dense warm-up).
+//   P[t,h,.] = softmax over visible s of scale * q[t,h] . k[s(,h)],   out[t,h] = P[t,h,.] v
+// Absorbed MLA: all heads share one key/value row (key [B, S, D], value [B, S, V]); expanded MLA: a
+// row for each head (key [B, S, H, D], value [B, S, H, V]). query [B, S, H, D]; out [B, S, H, V] in
+// the dtype of query. Scores, softmax and sums are fp32 (fp64 for fp64). A query that sees no key
+// gives 0 and gets no gradient. Visibility: see ops/common.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace longhaul::ops {
+
+using at::Tensor;
+
+struct AttentionOptions {
+  double scale = 1.0;
+  bool return_head_sum = false;    // sum over heads of P, what the indexer learns from
+  bool return_statistics = false;  // softmax_max and softmax_sum, natural base
+};
+
+struct AttentionResult {
+  Tensor out_BSHV;
+  // Both [B, S, H]; log-sum-exp = max + ln(sum). A query that sees no key has max 0 and sum 0.
+  Tensor softmax_max, softmax_sum;
+  // Detached. Dense: [B, S, S]; sparse: [B, S, K], at the selected keys, 0 in the tail.
+  Tensor head_sum;
+};
+
+AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
+                                const Tensor& doc_start_BS, const AttentionOptions& options);
+
+// The reference for any mask [B, S, S] (true: attend). Dense and sparse attention are defined by
+// it.
+AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
+                                 const Tensor& mask_BSS, const AttentionOptions& options);
+
+}  // namespace longhaul::ops

@@ -1,0 +1,90 @@
+#include <ATen/ATen.h>
+
+#include "longhaul/base/error.h"
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/flash_attention/flash_attention.h"
+#include "longhaul/ops/matmul/matmul.h"
+
+namespace longhaul::ops {
+namespace {
+
+// Finite, so that a row without keys gives no NaN.
+constexpr double kMasked = -1e30;
+
+// One key row for all heads: scores are [B, S, H, S], the head's dim is 2.
+struct SharedKeys {
+  static constexpr int64_t kHeadDim = 2;
+
+  static Tensor scores(const Tensor& q, const Tensor& k) {
+    const int64_t B = q.size(0), S = q.size(1), H = q.size(2);
+    return ops::bmm(q.reshape({B, S * H, -1}), k.transpose(1, 2)).view({B, S, H, -1});
+  }
+  static Tensor apply(const Tensor& p, const Tensor& v) {
+    const int64_t B = p.size(0), S = p.size(1), H = p.size(2);
+    return ops::bmm(p.reshape({B, S * H, -1}), v).view({B, S, H, -1});
+  }
+};
+
+// Keys of their own for each head: scores are [B, H, S, S], the head's dim is 1.
+struct KeysByHead {
+  static constexpr int64_t kHeadDim = 1;
+
+  static Tensor by_head(const Tensor& x_BSHD) {
+    return x_BSHD.transpose(1, 2).reshape({x_BSHD.size(0) * x_BSHD.size(2), x_BSHD.size(1), -1});
+  }
+  static Tensor scores(const Tensor& q, const Tensor& k) {
+    return ops::bmm(by_head(q), by_head(k).transpose(1, 2))
+        .view({q.size(0), q.size(2), q.size(1), -1});
+  }
+  static Tensor apply(const Tensor& p, const Tensor& v) {
+    const int64_t B = p.size(0), H = p.size(1), S = p.size(2);
+    return ops::bmm(p.reshape({B * H, S, -1}), by_head(v)).view({B, H, S, -1}).transpose(1, 2);
+  }
+};
+
+template <typename Keys>
+AttentionResult attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_BSS,
+                       const AttentionOptions& options) {
+  const auto wide = wide_type(q);
+  const Tensor scores = Keys::scores(q.to(wide) * options.scale, k.to(wide))
+                            .masked_fill(mask_BSS.logical_not().unsqueeze(Keys::kHeadDim), kMasked);
+  const Tensor p = at::softmax(scores, -1);
+  const Tensor sees_BS = mask_BSS.any(-1);
+  AttentionResult result;
+  result.out_BSHV =
+      (Keys::apply(p, v.to(wide)) * sees_BS.unsqueeze(-1).unsqueeze(-1)).to(q.scalar_type());
+
+  const at::NoGradGuard no_grad;
+  if (options.return_head_sum) {
+    result.head_sum = p.detach().sum(Keys::kHeadDim).mul_(sees_BS.unsqueeze(-1));
+  }
+  if (options.return_statistics) {
+    const auto as_BSH = [&](const Tensor& x) {
+      const Tensor ordered = Keys::kHeadDim == 1 ? x.transpose(1, 2) : x;
+      return ordered.mul(sees_BS.unsqueeze(-1));
+    };
+    result.softmax_max = as_BSH(scores.detach().amax(-1));
+    result.softmax_sum = as_BSH(p.detach().amax(-1).reciprocal());  // the largest exponent is 0
+  }
+  return result;
+}
+
+}  // namespace
+
+AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
+                                 const Tensor& mask_BSS, const AttentionOptions& options) {
+  check_dims(query_BSHD, 4, "attention query");
+  LONGHAUL_CHECK((key.dim() == 3 || key.dim() == 4) && key.dim() == value.dim() &&
+                     key.size(-1) == query_BSHD.size(-1),
+                 "attention: query [{}], key [{}], value [{}]", shape_text(query_BSHD),
+                 shape_text(key), shape_text(value));
+  return key.dim() == 3 ? attend<SharedKeys>(query_BSHD, key, value, mask_BSS, options)
+                        : attend<KeysByHead>(query_BSHD, key, value, mask_BSS, options);
+}
+
+AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
+                                const Tensor& doc_start_BS, const AttentionOptions& options) {
+  return masked_attention(query_BSHD, key, value, visible_mask(doc_start_BS), options);
+}
+
+}  // namespace longhaul::ops

@@ -1,0 +1,92 @@
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "longhaul/base/error.h"
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/grouped_matmul/grouped_matmul.h"
+#include "longhaul/ops/matmul/matmul.h"
+
+namespace longhaul::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Group {
+  int64_t expert, begin, rows;
+};
+
+// The groups that have rows. Reads the counts on the host; on the Meta device there are none.
+std::vector<Group> groups_of(const Tensor& counts_E, int64_t total_rows) {
+  std::vector<Group> groups;
+  if (counts_E.is_meta()) return groups;
+  const Tensor counts = counts_E.cpu();
+  const auto* count = counts.const_data_ptr<int64_t>();
+  int64_t begin = 0;
+  for (int64_t e = 0; e < counts.numel(); ++e) {
+    if (count[e] > 0) groups.push_back({e, begin, count[e]});
+    begin += count[e];
+  }
+  LONGHAUL_CHECK(begin <= total_rows, "grouped_matmul: counts add up to {}, x has {} rows", begin,
+                 total_rows);
+  return groups;
+}
+
+// out[group rows] = in[group rows] times op(weight[e]); rows behind the last group are 0.
+Tensor by_group(const Tensor& in, const Tensor& weight, const std::vector<Group>& groups) {
+  Tensor out = at::empty({in.size(0), weight.size(2)}, in.options());
+  int64_t end = 0;
+  for (const auto& group : groups) {
+    Tensor slice = out.narrow(0, group.begin, group.rows);
+    product_out(in.narrow(0, group.begin, group.rows), weight[group.expert], slice);
+    end = group.begin + group.rows;
+  }
+  out.narrow(0, end, out.size(0) - end).zero_();
+  return out;
+}
+
+struct GroupedMatmul : torch::autograd::Function<GroupedMatmul> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
+                        const Tensor& counts) {
+    ctx->save_for_backward({x, weight, counts});
+    return by_group(x, weight.transpose(1, 2), groups_of(counts, x.size(0)));
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1];
+    const auto groups = groups_of(saved[2], x.size(0));
+    const Tensor dy = grads[0].contiguous();
+    Tensor dx, dw;
+    if (ctx->needs_input_grad(0)) dx = by_group(dy, weight, groups);
+    if (ctx->needs_input_grad(1)) dw = weight_gradient(x, dy, weight, groups);
+    return {dx, dw, Tensor()};
+  }
+
+  static Tensor weight_gradient(const Tensor& x, const Tensor& dy, const Tensor& weight,
+                                const std::vector<Group>& groups) {
+    Tensor dw = at::empty_like(weight, at::MemoryFormat::Contiguous);
+    std::vector<bool> written(weight.size(0), false);
+    for (const auto& group : groups) {
+      Tensor slice = dw[group.expert];
+      product_out(dy.narrow(0, group.begin, group.rows).t(), x.narrow(0, group.begin, group.rows),
+                  slice);
+      written[group.expert] = true;
+    }
+    for (int64_t e = 0; e < weight.size(0); ++e) {
+      if (!written[e]) dw[e].zero_();
+    }
+    return dw;
+  }
+};
+
+}  // namespace
+
+Tensor grouped_matmul(const Tensor& x_MK, const Tensor& weight_ENK, const Tensor& counts_E) {
+  LONGHAUL_CHECK(x_MK.dim() == 2 && weight_ENK.dim() == 3 && x_MK.size(1) == weight_ENK.size(2) &&
+                     counts_E.numel() == weight_ENK.size(0),
+                 "grouped_matmul: x [{}], weight [{}], {} counts", shape_text(x_MK),
+                 shape_text(weight_ENK), counts_E.numel());
+  return GroupedMatmul::apply(x_MK.contiguous(), weight_ENK, counts_E);
+}
+
+}  // namespace longhaul::ops

@@ -1,0 +1,30 @@
+// The indexer's loss: how far its distribution over the keys is from the main attention's.
+//   p[t,.] = head_sum[t,.] / sum,   r[t,.] = softmax of I[t,.] over the same keys
+//   loss = sum over t and s of p (log p - log r);   p = 0 contributes 0
+//   dI = r - p,  dw[t,j] = sum_s dI relu(q_j . k),  d(q_j . k) = dI w[t,j] where q_j . k > 0
+// (DeepSeek-V3.2 report, equations 3 and 4.) The loss is a sum over queries, not yet divided by
+// their number; p is a constant. This is the tail of Ascend's
+// sparse_lightning_indexer_grad_kl_loss; its first half, the head sum, comes from the attention, so
+// that an all-reduce over heads can stand between. Forward computes the gradients too, so backward
+// only scales them. Layouts: see ops/lightning_indexer. A query without keys contributes nothing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace longhaul::ops {
+
+using at::Tensor;
+
+struct IndexerInputs {
+  Tensor query_BSHD, key_BSD, weights_BSH;
+};
+
+// Over the selected keys: indices [B, S, K] int32 (-1: none), head_sum [B, S, K]. A scalar.
+Tensor sparse_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& indices_BSK,
+                              const Tensor& head_sum_BSK);
+
+// Over all visible keys (dense warm-up): head_sum [B, S, S]. A scalar.
+Tensor dense_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& doc_start_BS,
+                             const Tensor& head_sum_BSS);
+
+}  // namespace longhaul::ops

@@ -1,0 +1,121 @@
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "longhaul/base/error.h"
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"
+#include "longhaul/ops/lightning_indexer/lightning_indexer.h"
+#include "longhaul/ops/matmul/matmul.h"
+
+namespace longhaul::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr double kMasked = -1e30;
+
+struct Divergence {
+  Tensor loss;      // scalar
+  Tensor d_scores;  // r - p, in the shape of the scores, 0 where masked
+};
+
+// KL(p || softmax(scores)) over the last dimension where `mask` holds.
+Divergence divergence(const Tensor& scores, const Tensor& head_sum, const Tensor& mask) {
+  const Tensor mass = head_sum.sum(-1, true);
+  const Tensor p = head_sum / mass.clamp_min(1e-30);
+  const Tensor log_r = at::log_softmax(scores.masked_fill(mask.logical_not(), kMasked), -1);
+  const Tensor counts = mask.logical_and(mass > 0);
+  const Tensor terms = at::xlogy(p, p) - p * log_r.masked_fill(mask.logical_not(), 0);
+  return {terms.sum(), (log_r.exp() - p) * counts};
+}
+
+// Where the loss looks: scores are gathered at `indices` [B, S, K], or taken whole if undefined.
+struct KeySet {
+  Tensor indices;  // int64, -1 replaced by 0; undefined: all keys
+  Tensor mask;     // true where a key stands
+
+  Tensor gather(const Tensor& scores_BSS) const {
+    return indices.defined() ? scores_BSS.gather(2, indices) : scores_BSS;
+  }
+  // Gradients of masked entries are 0, so that adding them to key 0 changes nothing.
+  Tensor scatter(const Tensor& d_scores, int64_t S) const {
+    if (!indices.defined()) return d_scores;
+    return at::zeros({d_scores.size(0), d_scores.size(1), S}, d_scores.options())
+        .scatter_add_(2, indices, d_scores);
+  }
+};
+
+struct KlResult {
+  Tensor loss;
+  IndexerInputs grads;  // of the inputs, in their dtypes; undefined without `with_grads`
+};
+
+KlResult kl_loss(const IndexerInputs& in, const Tensor& head_sum, const KeySet& keys,
+                 bool with_grads) {
+  const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), H = in.query_BSHD.size(2);
+  const auto wide = wide_type(in.query_BSHD);
+  const Tensor q = in.query_BSHD.to(wide).reshape({B, S * H, -1}), k = in.key_BSD.to(wide);
+  const Tensor w = in.weights_BSH.to(wide).reshape({B * S, 1, H});
+  Tensor dots = product(q, k.transpose(1, 2)).relu_().view({B * S, H, -1});
+  const Tensor scores = product(w, dots).view({B, S, -1});
+  const auto [loss, d_chosen] = divergence(keys.gather(scores), head_sum.to(wide), keys.mask);
+  KlResult result{.loss = loss, .grads = {}};
+  if (!with_grads) return result;
+
+  const Tensor d_scores = keys.scatter(d_chosen, scores.size(2)).view({B * S, 1, -1});
+  result.grads.weights_BSH = product(dots, d_scores.transpose(1, 2))
+                                 .view(in.weights_BSH.sizes())
+                                 .to(in.weights_BSH.scalar_type());
+  const Tensor d_dots = dots.gt_(0).mul_(d_scores).mul_(w.transpose(1, 2)).view({B, S * H, -1});
+  result.grads.query_BSHD =
+      product(d_dots, k).view(in.query_BSHD.sizes()).to(in.query_BSHD.scalar_type());
+  result.grads.key_BSD = product(d_dots.transpose(1, 2), q).to(in.key_BSD.scalar_type());
+  return result;
+}
+
+struct KlLoss : torch::autograd::Function<KlLoss> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& query, const Tensor& key,
+                        const Tensor& weights, const Tensor& head_sum, const KeySet& keys,
+                        bool with_grads) {
+    auto result = kl_loss({query, key, weights}, head_sum, keys, with_grads);
+    if (with_grads) {
+      ctx->save_for_backward(
+          {result.grads.query_BSHD, result.grads.key_BSD, result.grads.weights_BSH});
+    }
+    return result.loss;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    variable_list result(6);
+    for (size_t i = 0; i < saved.size(); ++i) {
+      result[i] = saved[i] * grads[0].to(saved[i].scalar_type());
+    }
+    return result;
+  }
+};
+
+Tensor apply(const IndexerInputs& in, const Tensor& head_sum, const KeySet& keys) {
+  check_dims(in.query_BSHD, 4, "indexer query");
+  LONGHAUL_CHECK(head_sum.sizes() == keys.mask.sizes(), "indexer loss: head sum [{}] for keys [{}]",
+                 shape_text(head_sum), shape_text(keys.mask));
+  const bool with_grads =
+      at::GradMode::is_enabled() && (in.query_BSHD.requires_grad() || in.key_BSD.requires_grad() ||
+                                     in.weights_BSH.requires_grad());
+  return KlLoss::apply(in.query_BSHD, in.key_BSD, in.weights_BSH, head_sum, keys, with_grads);
+}
+
+}  // namespace
+
+Tensor sparse_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& indices_BSK,
+                              const Tensor& head_sum_BSK) {
+  const Tensor index = indices_BSK.to(at::kLong);
+  return apply(indexer, head_sum_BSK, {.indices = index.clamp_min(0), .mask = index >= 0});
+}
+
+Tensor dense_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& doc_start_BS,
+                             const Tensor& head_sum_BSS) {
+  return apply(indexer, head_sum_BSS, {.indices = {}, .mask = visible_mask(doc_start_BS)});
+}
+
+}  // namespace longhaul::ops

@@ -1,0 +1,35 @@
+// The lightning indexer of DeepSeek-V3.2 (technical report, equation 1) and its top-k.
+//   I[t,s] = sum over j of w[t,j] * relu(q[t,j] . k[s])      in fp32 (fp64 for fp64)
+// S_t = the min(K, visible) visible keys of largest I[t,.]; ties go to the lowest s. No gradient
+// flows: the indexer learns from its KL loss (ops/indexer_kl_loss).
+// query [B, S, Hi, Di], key [B, S, Di], weights [B, S, Hi] (already scaled by Hi^-0.5 Di^-0.5).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace longhaul::ops {
+
+using at::Tensor;
+
+struct IndexerSelection {
+  Tensor indices_BSK;  // int32, K = min(topk, S), ascending by s, tail filled with -1
+  Tensor scores_BSK;   // I at these keys, 0 in the tail
+};
+
+// Selects for each query its top-k visible keys (see visible_mask in ops/common.h for doc_start).
+IndexerSelection lightning_indexer(const Tensor& query_BSHD, const Tensor& key_BSD,
+                                   const Tensor& weights_BSH, const Tensor& doc_start_BS,
+                                   int64_t topk);
+
+// All scores I [B, S, S] without masking. Part of the reference; other operators' references use
+// it.
+Tensor indexer_scores(const Tensor& query_BSHD, const Tensor& key_BSD, const Tensor& weights_BSH);
+
+// The keys of `selected` [B, S, S] (bool) as ascending int32 indices [B, S, K], tail -1. At most K
+// may be set in a row.
+Tensor mask_to_indices(const Tensor& selected_BSS, int64_t K);
+
+// The inverse: a bool mask [B, S, S] of indices [B, S, K]; -1 may stand anywhere in a row.
+Tensor indices_to_mask(const Tensor& indices_BSK, int64_t S);
+
+}  // namespace longhaul::ops

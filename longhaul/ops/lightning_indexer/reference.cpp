@@ -1,0 +1,73 @@
+#include <ATen/ATen.h>
+
+#include <limits>
+
+#include "longhaul/base/error.h"
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/lightning_indexer/lightning_indexer.h"
+#include "longhaul/ops/matmul/matmul.h"
+
+namespace longhaul::ops {
+namespace {
+
+// The K largest visible entries of each row, ties to the lowest index. at::topk leaves the order of
+// ties open, so it only provides the threshold.
+Tensor select_topk(const Tensor& scores_BSS, const Tensor& visible_BSS, int64_t K) {
+  const double lowest = -std::numeric_limits<double>::infinity();
+  const Tensor masked = scores_BSS.masked_fill(visible_BSS.logical_not(), lowest);
+  const Tensor threshold =
+      std::get<0>(masked.topk(K, -1, /*largest=*/true, /*sorted=*/false)).amin(-1, true);
+  const Tensor above = masked > threshold;
+  const Tensor ties = (masked == threshold).logical_and_(visible_BSS);
+  const Tensor wanted = K - above.sum(-1, true);
+  return ties.logical_and(ties.cumsum(-1) <= wanted).logical_or_(above);
+}
+
+}  // namespace
+
+Tensor indexer_scores(const Tensor& query_BSHD, const Tensor& key_BSD, const Tensor& weights_BSH) {
+  check_dims(query_BSHD, 4, "indexer query");
+  check_dims(key_BSD, 3, "indexer key");
+  check_dims(weights_BSH, 3, "indexer weights");
+  const int64_t B = query_BSHD.size(0), S = query_BSHD.size(1), H = query_BSHD.size(2);
+  const auto wide = wide_type(query_BSHD);
+  const Tensor dots =
+      product(query_BSHD.to(wide).reshape({B, S * H, -1}), key_BSD.to(wide).transpose(1, 2))
+          .relu_()
+          .view({B * S, H, S});
+  return product(weights_BSH.to(wide).reshape({B * S, 1, H}), dots).view({B, S, S});
+}
+
+Tensor mask_to_indices(const Tensor& selected_BSS, int64_t K) {
+  const int64_t B = selected_BSS.size(0), S = selected_BSS.size(1), keys = selected_BSS.size(2);
+  // Unselected keys all land in a last slot that is cut off.
+  const Tensor slot = (selected_BSS.cumsum(-1) - 1).masked_fill_(selected_BSS.logical_not(), K);
+  const auto int32 = selected_BSS.options().dtype(at::kInt);
+  const Tensor key = at::arange(keys, int32).expand({B, S, keys});
+  return at::full({B, S, K + 1}, -1, int32).scatter_(2, slot, key).narrow(2, 0, K).contiguous();
+}
+
+Tensor indices_to_mask(const Tensor& indices_BSK, int64_t S) {
+  const int64_t B = indices_BSK.size(0), rows = indices_BSK.size(1);
+  const Tensor index = indices_BSK.to(at::kLong);
+  const Tensor slot = index.masked_fill(index < 0, S);
+  return at::zeros({B, rows, S + 1}, indices_BSK.options().dtype(at::kBool))
+      .scatter_(2, slot, true)
+      .narrow(2, 0, S);
+}
+
+IndexerSelection lightning_indexer(const Tensor& query_BSHD, const Tensor& key_BSD,
+                                   const Tensor& weights_BSH, const Tensor& doc_start_BS,
+                                   int64_t topk) {
+  LONGHAUL_CHECK(topk >= 1, "lightning_indexer: topk is {}, must be at least 1", topk);
+  const at::NoGradGuard no_grad;
+  const int64_t S = key_BSD.size(1), K = std::min(topk, S);
+  const Tensor scores = indexer_scores(query_BSHD, key_BSD, weights_BSH);
+  const Tensor selected = select_topk(scores, visible_mask(doc_start_BS), K);
+  const Tensor indices = mask_to_indices(selected, K);
+  const Tensor index = indices.to(at::kLong);
+  const Tensor chosen = scores.gather(2, index.clamp_min(0)).masked_fill_(index < 0, 0);
+  return {indices, chosen};
+}
+
+}  // namespace longhaul::ops

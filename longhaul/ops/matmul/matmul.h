@@ -1,0 +1,26 @@
+// Matrix products with gradients. fp32 products on a CPU go through oneDNN's exact fp32 kernels,
+// which are about twice as fast as MKL on AMD; every other case is ATen's. Both dtypes must be
+// equal; the result has the same dtype. Used by nn::Linear and by the reference operators.
+//   linear: dX = dY W,  dW = dY^T X.      bmm: dA = dC B^T,  dB = A^T dC.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace longhaul::ops {
+
+using at::Tensor;
+
+// x [..., K] times weight [N, K] transposed: [..., N].
+Tensor linear(const Tensor& x, const Tensor& weight_NK);
+
+// [B, M, K] times [B, K, N]: [B, M, N]. Operands may be transposed views.
+Tensor bmm(const Tensor& a_BMK, const Tensor& b_BKN);
+
+// out = a b + beta out without autograd, for 2-D or batched 3-D operands; beta is 0 or 1.
+// `out` must be contiguous in its last dimension. The building block of the above.
+void product_out(const Tensor& a, const Tensor& b, Tensor& out, float beta = 0.0F);
+
+// a b as a new tensor, without autograd.
+Tensor product(const Tensor& a, const Tensor& b);
+
+}  // namespace longhaul::ops

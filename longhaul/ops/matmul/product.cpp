@@ -1,0 +1,52 @@
+// The one file that calls oneDNN. libtorch exports mkldnn_matmul without a header, so it is
+// declared here; this declaration is pinned to libtorch 2.11.
+#include <ATen/ATen.h>
+
+#include "longhaul/base/error.h"
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/matmul/matmul.h"
+
+namespace at::native {
+void mkldnn_matmul(const Tensor& mat1, const Tensor& mat2, const Tensor& result, float beta,
+                   float alpha);
+}  // namespace at::native
+
+namespace longhaul::ops {
+namespace {
+
+// oneDNN's path throws on CPUs without AVX-512, and leaves the result unwritten for K = 0.
+bool onednn_applies(const Tensor& a, const Tensor& b, const Tensor& out) {
+  static const bool has_avx512 = __builtin_cpu_supports("avx512f") != 0;
+  return has_avx512 && out.device().is_cpu() && a.scalar_type() == at::kFloat &&
+         b.scalar_type() == at::kFloat && out.numel() > 0 && a.size(-1) > 0;
+}
+
+void aten_product_out(const Tensor& a, const Tensor& b, Tensor& out, float beta) {
+  if (beta == 0.0F) {
+    a.dim() == 2 ? at::mm_out(out, a, b) : at::bmm_out(out, a, b);
+  } else {
+    a.dim() == 2 ? out.addmm_(a, b) : out.baddbmm_(a, b);
+  }
+}
+
+}  // namespace
+
+void product_out(const Tensor& a, const Tensor& b, Tensor& out, float beta) {
+  LONGHAUL_CHECK(a.dim() == b.dim() && (a.dim() == 2 || a.dim() == 3) && a.size(-1) == b.size(-2),
+                 "product of [{}] and [{}]", shape_text(a), shape_text(b));
+  if (onednn_applies(a, b, out)) {
+    at::native::mkldnn_matmul(a, b, out, beta, 1.0F);
+  } else {
+    aten_product_out(a, b, out, beta);
+  }
+}
+
+Tensor product(const Tensor& a, const Tensor& b) {
+  auto shape = a.sizes().vec();
+  shape.back() = b.size(-1);
+  Tensor out = at::empty(shape, a.options());
+  product_out(a, b, out);
+  return out;
+}
+
+}  // namespace longhaul::ops

@@ -1,0 +1,36 @@
+// The router's choice (DeepSeek-V3 report, section 2.1.2): scores of the experts, the group-limited
+// top-k over biased scores, and the gate weights from the unbiased scores of the chosen.
+//   s = sigmoid(logits) or softmax(logits);  for choice only: s + bias
+//   groups: score of a group = sum of its min(2, size) largest; the best topk_group stay
+//   then the k largest; ties to the lowest expert (groups likewise)
+//   weight = s_e / (sum over chosen of s + 1e-20) if normalised, times scale
+// All in fp32 (fp64 for fp64). T tokens, E experts.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace longhaul::ops {
+
+using at::Tensor;
+
+struct GatingOptions {
+  int64_t k = 1;
+  int64_t n_group = 1;
+  int64_t topk_group = 1;
+  bool softmax = false;  // else sigmoid
+  bool normalize = true;
+  double scale = 1.0;
+};
+
+// s [T, E] from logits [T, E]; differentiable.
+Tensor gating_scores(const Tensor& logits_TE, const GatingOptions& options);
+
+// The chosen experts [T, k], int64, by falling biased score; no gradient. bias [E] may be
+// undefined.
+Tensor choose_experts(const Tensor& scores_TE, const Tensor& bias_E, const GatingOptions& options);
+
+// Gate weights [T, k] of the chosen experts; differentiable in the scores.
+Tensor gate_weights(const Tensor& scores_TE, const Tensor& experts_TK,
+                    const GatingOptions& options);
+
+}  // namespace longhaul::ops

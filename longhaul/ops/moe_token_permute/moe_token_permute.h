@@ -1,0 +1,30 @@
+// Brings the tokens of each expert together and back.
+//   permuted[j] = tokens[order[j] / k],   order = stable sort of the flattened choice by expert
+//   out[t] = sum over i of probs[t,i] * permuted[inverse[t,i]]
+// The order is stable, so that within an expert tokens keep their order and sums are deterministic.
+// A choice of E (one past the last expert) means nowhere: these rows come last and are not counted.
+// T tokens, k choices a token, D features.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace longhaul::ops {
+
+using at::Tensor;
+
+struct TokenOrder {
+  Tensor order;     // [T * k] int64: the flat choice that stands at row j
+  Tensor inverse;   // [T, k] int64: the row of choice (t, i)
+  Tensor counts_E;  // [E] int64: rows of each expert
+};
+
+// experts [T, k] int64 with values in 0 .. num_experts.
+TokenOrder sort_by_expert(const Tensor& experts_TK, int64_t num_experts);
+
+// [T, D] to [T * k, D].
+Tensor moe_token_permute(const Tensor& tokens_TD, const TokenOrder& order);
+
+// [T * k, D] and probs [T, k] to [T, D], in the dtype of `permuted`; summed in fp32 or wider.
+Tensor moe_token_unpermute(const Tensor& permuted, const Tensor& probs_TK, const TokenOrder& order);
+
+}  // namespace longhaul::ops

@@ -1,0 +1,9 @@
+#include <ATen/ATen.h>
+
+#include "longhaul/ops/swiglu/swiglu.h"
+
+namespace longhaul::ops {
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) { return at::silu(gate) * up; }
+
+}  // namespace longhaul::ops
