@@ -9,6 +9,8 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
 set(CMAKE_CXX_FLAGS_DEBUG "-O0 -g")
 
+# Places where tests make the program fail (longhaul/base/fault.h). OFF compiles them out.
+option(LONGHAUL_FAULTS "Compile in the fault points that LONGHAUL_FAULT triggers" ON)
 option(LONGHAUL_WERROR "Treat warnings as errors" ON)
 set(LONGHAUL_SANITIZER "" CACHE STRING "Value of -fsanitize=, or empty")
 set(LONGHAUL_CUDA "auto" CACHE STRING "Link libtorch's CUDA libraries into the binary: auto, on, off")
@@ -18,6 +20,9 @@ set(LONGHAUL_LIBTORCH "$ENV{LONGHAUL_LIBTORCH}" CACHE PATH
 
 # -Wrestrict: false alarms of GCC 12 on std::string.
 add_compile_options(-Wall -Wextra -Wno-restrict -Winvalid-pch -pthread -fopenmp)
+if(LONGHAUL_FAULTS)
+  add_compile_definitions(LONGHAUL_FAULTS=1)
+endif()
 if(LONGHAUL_WERROR)
   add_compile_options(-Werror)
 endif()

@@ -1,0 +1,174 @@
+#include "longhaul/base/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "longhaul/base/fault.h"
+#include "longhaul/base/text.h"
+
+namespace longhaul {
+namespace {
+
+// Linux writes at most 2 GiB a call.
+constexpr size_t kMaxWrite = size_t{1} << 30;
+
+fs::path folder_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+std::string remedy(const fs::path& path, int code) {
+  switch (code) {
+    case ENOSPC:
+    case EDQUOT: {
+      const int64_t left = available_bytes(folder_of(path));
+      const std::string known = left < 0 ? "" : fmt::format(" ({} left)", human_bytes(left));
+      return fmt::format("; free space there{} or choose another folder", known);
+    }
+    case EFBIG:
+      return "; raise the limit on the size of a file (ulimit -f)";
+    case EACCES:
+    case EPERM:
+      return "; check its permissions";
+    case EROFS:
+      return "; choose a folder that may be written";
+    case ENOENT:
+    case ENOTDIR:
+      return "; check the path";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+void fail_file(std::string_view verb, const fs::path& path, int code) {
+  throw FileError(code, fmt::format("cannot {} '{}': {}{}", verb, path.string(),
+                                    std::generic_category().message(code), remedy(path, code)));
+}
+
+int64_t available_bytes(const fs::path& path) {
+  struct statvfs status {};
+  if (::statvfs(path.c_str(), &status) != 0) return -1;
+  return static_cast<int64_t>(status.f_bavail) * static_cast<int64_t>(status.f_frsize);
+}
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  if (this != &other) {
+    reset();
+    fd_ = other.release();
+  }
+  return *this;
+}
+
+int FileDescriptor::release() { return std::exchange(fd_, -1); }
+
+void FileDescriptor::reset() {
+  if (fd_ >= 0) ::close(release());
+}
+
+FileDescriptor open_file(const fs::path& path, int flags, std::string_view verb) {
+  const int fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  if (fd < 0) fail_file(verb, path, errno);
+  return FileDescriptor(fd);
+}
+
+std::string read_file(const fs::path& path) {
+  const FileDescriptor fd = open_file(path, O_RDONLY, "read");
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) fail_file("read", path, errno);
+  if (S_ISDIR(status.st_mode)) fail_file("read", path, EISDIR);
+  std::string bytes;
+  // A size of 0 may also mean "unknown" (/proc, pipes), so read until the end in any case.
+  bytes.resize(static_cast<size_t>(status.st_size) + 1);
+  size_t used = 0;
+  while (true) {
+    const ssize_t got = ::read(fd.get(), bytes.data() + used, bytes.size() - used);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_file("read", path, errno);
+    if (got == 0) break;
+    used += static_cast<size_t>(got);
+    if (used == bytes.size()) bytes.resize(2 * bytes.size() + 4096);
+  }
+  bytes.resize(used);
+  return bytes;
+}
+
+void sync_folder(const fs::path& folder) {
+  const FileDescriptor fd = open_file(folder, O_RDONLY | O_DIRECTORY, "open the folder");
+  // Some file systems know no fsync of a folder and say EINVAL.
+  if (::fsync(fd.get()) != 0 && errno != EINVAL) fail_file("sync the folder", folder, errno);
+}
+
+void rename_durably(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) fail_file("rename to", to, errno);
+  sync_folder(folder_of(to));
+}
+
+fs::path temporary_name(const fs::path& path) {
+  return folder_of(path) / fmt::format(".{}.tmp-{}", path.filename().string(), ::getpid());
+}
+
+void write_atomic(const fs::path& path, std::string_view bytes) {
+  AtomicFile file(path);
+  file.writer().write(bytes);
+  file.commit();
+}
+
+FileWriter::FileWriter(fs::path path)
+    : path_(std::move(path)), fd_(open_file(path_, O_WRONLY | O_CREAT | O_TRUNC, "create")) {}
+
+FileWriter::FileWriter(FileWriter&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::move(other.fd_)), size_(other.size_) {}
+
+FileWriter::~FileWriter() {
+  if (fd_.valid()) ::unlink(path_.c_str());
+}
+
+void FileWriter::write(const void* data, size_t bytes) {
+  LONGHAUL_CHECK(fd_.valid(), "'{}' is written after finish()", path_.string());
+  if (const int code = fault::errno_at("file.write")) fail_file("write", path_, code);
+  const char* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t done = ::write(fd_.get(), next, std::min(bytes, kMaxWrite));
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) fail_file("write", path_, errno);
+    next += done;
+    bytes -= static_cast<size_t>(done);
+    size_ += done;
+  }
+}
+
+void FileWriter::finish() {
+  LONGHAUL_CHECK(fd_.valid(), "'{}' is finished twice", path_.string());
+  if (const int code = fault::errno_at("file.sync")) fail_file("sync", path_, code);
+  if (::fsync(fd_.get()) != 0 && errno != EINVAL) fail_file("sync", path_, errno);
+  // A network file system may report a failed write only now.
+  if (::close(fd_.release()) != 0 && errno != EINTR) {
+    const int code = errno;
+    ::unlink(path_.c_str());
+    fail_file("close", path_, code);
+  }
+}
+
+AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)), writer_(temporary_name(path_)) {}
+
+AtomicFile::~AtomicFile() {
+  if (!committed_) ::unlink(writer_.path().c_str());
+}
+
+void AtomicFile::commit() {
+  writer_.finish();
+  if (const int code = fault::errno_at("file.rename")) fail_file("rename to", path_, code);
+  if (::rename(writer_.path().c_str(), path_.c_str()) != 0) fail_file("rename to", path_, errno);
+  committed_ = true;
+  sync_folder(folder_of(path_));
+}
+
+}  // namespace longhaul

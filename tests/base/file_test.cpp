@@ -1,0 +1,116 @@
+#include "longhaul/base/file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "longhaul/base/fault.h"
+#include "tests/support/temp_folder.h"
+
+namespace longhaul {
+namespace {
+
+using test::error_of;
+using test::TempFolder;
+using ::testing::HasSubstr;
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  return names;
+}
+
+TEST(File, WriteAtomicReplacesAndLeavesNothingElse) {
+  const TempFolder folder;
+  write_atomic(folder / "a.txt", "first");
+  EXPECT_EQ(read_file(folder / "a.txt"), "first");
+  write_atomic(folder / "a.txt", std::string("sec\0nd", 6));
+  EXPECT_EQ(read_file(folder / "a.txt"), std::string("sec\0nd", 6));
+  write_atomic(folder / "empty", "");
+  EXPECT_EQ(read_file(folder / "empty"), "");
+  EXPECT_THAT(names_in(folder.path()), ::testing::UnorderedElementsAre("a.txt", "empty"));
+}
+
+TEST(File, ReadsFilesOfUnknownSize) {
+  EXPECT_THAT(read_file("/proc/self/status"), HasSubstr("Name:"));
+}
+
+TEST(File, ErrorsNamePathReasonAndRemedy) {
+  const TempFolder folder;
+  const std::string missing = error_of<FileError>([&] { read_file(folder / "missing"); });
+  EXPECT_THAT(missing, HasSubstr((folder / "missing").string()));
+  EXPECT_THAT(missing, HasSubstr("No such file or directory; check the path"));
+  EXPECT_THAT(error_of<FileError>([&] { read_file(folder.path()); }), HasSubstr("directory"));
+  EXPECT_THAT(error_of<FileError>([&] { write_atomic(folder / "none/x", "1"); }),
+              HasSubstr("cannot create '" + (folder / "none").string()));
+}
+
+TEST(File, FailedReplacementKeepsTheOldContents) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const TempFolder folder;
+  write_atomic(folder / "state", "old");
+  for (const std::string place : {"file.write", "file.sync", "file.rename"}) {
+    for (const std::string kind : {"enospc", "throw"}) {
+      const fault::Armed armed(place + ":" + kind);
+      EXPECT_THROW(write_atomic(folder / "state", "new"), Error) << place << kind;
+      EXPECT_EQ(read_file(folder / "state"), "old") << place << kind;
+      EXPECT_THAT(names_in(folder.path()), ::testing::ElementsAre("state")) << place << kind;
+    }
+  }
+}
+
+TEST(File, FullDiskIsExplained) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const TempFolder folder;
+  const fault::Armed armed("file.write:enospc");
+  const std::string text = error_of<FileError>([&] { write_atomic(folder / "state", "new"); });
+  EXPECT_THAT(text, HasSubstr(folder.path().string()));
+  EXPECT_THAT(text, HasSubstr("No space left on device; free space there ("));
+}
+
+// A write that the system itself cuts short: the limit on a file's size lies within the block.
+TEST(File, ShortWriteLeavesNoFile) {
+  const TempFolder folder;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const struct rlimit limit { 10000, 10000 };
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    try {
+      write_atomic(folder / "big", std::string(20000, 'x'));
+      ::_exit(1);
+    } catch (const FileError& error) {
+      ::_exit(error.code() == EFBIG ? 0 : 2);
+    }
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_TRUE(names_in(folder.path()).empty());
+}
+
+TEST(File, WriterWithoutFinishRemovesItsFile) {
+  const TempFolder folder;
+  {
+    FileWriter writer(folder / "x");
+    writer.write("half");
+    EXPECT_EQ(writer.size(), 4);
+    EXPECT_TRUE(fs::exists(folder / "x"));
+  }
+  EXPECT_FALSE(fs::exists(folder / "x"));
+  FileWriter writer(folder / "x");
+  writer.write("whole");
+  writer.finish();
+  EXPECT_EQ(read_file(folder / "x"), "whole");
+  EXPECT_THROW(writer.write("more"), Error);
+}
+
+}  // namespace
+}  // namespace longhaul
