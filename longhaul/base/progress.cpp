@@ -1,0 +1,89 @@
+#include "longhaul/base/progress.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+
+#include "longhaul/base/text.h"
+
+namespace longhaul {
+namespace {
+
+constexpr double kTerminalInterval = 0.1, kPlainInterval = 10.0;  // seconds
+constexpr const char* kEraseLine = "\r\x1b[2K";
+constexpr const char *kDim = "\x1b[2m", *kPlain = "\x1b[0m";
+
+}  // namespace
+
+ProgressLine::Output ProgressLine::standard_error() {
+  const char* no_color = std::getenv("NO_COLOR");
+  const char* term = std::getenv("TERM");
+  const bool terminal = isatty(STDERR_FILENO) == 1 && !(term && std::string(term) == "dumb");
+  return {.write = [](const std::string& text) { std::cerr << text << std::flush; },
+          .seconds =
+              [] {
+                const auto now = std::chrono::steady_clock::now().time_since_epoch();
+                return std::chrono::duration<double>(now).count();
+              },
+          .terminal = terminal,
+          .color = terminal && !(no_color && *no_color)};
+}
+
+ProgressLine::ProgressLine(std::string label, int64_t total, Unit unit, Output output)
+    : label_(std::move(label)),
+      total_(total),
+      unit_(unit),
+      output_(std::move(output)),
+      started_(output_.seconds()),
+      next_(started_ + (output_.terminal ? kTerminalInterval : kPlainInterval)) {}
+
+ProgressLine::~ProgressLine() {
+  if (open_) output_.write("\n");
+}
+
+void ProgressLine::update(int64_t done) {
+  const std::lock_guard lock(mutex_);
+  done_ = done;
+  const double now = output_.seconds();
+  if (finished_ || now < next_) return;
+  next_ = now + (output_.terminal ? kTerminalInterval : kPlainInterval);
+  show(text(done, now - started_), false);
+}
+
+void ProgressLine::finish() {
+  const std::lock_guard lock(mutex_);
+  if (finished_) return;
+  finished_ = true;
+  const double elapsed = output_.seconds() - started_;
+  const std::string rate =
+      elapsed > 0 ? fmt::format(", {}/s", amount(static_cast<int64_t>(done_ / elapsed))) : "";
+  show(fmt::format("{}: {} in {}{}", label_, amount(done_), human_seconds(elapsed), rate), true);
+}
+
+std::string ProgressLine::amount(int64_t value) const {
+  return unit_ == Unit::kBytes ? human_bytes(static_cast<double>(value)) : with_commas(value);
+}
+
+std::string ProgressLine::text(int64_t done, double elapsed) const {
+  const double rate = elapsed > 0 ? static_cast<double>(done) / elapsed : 0;
+  std::string line = fmt::format("{}: {}", label_, amount(done));
+  if (total_ > 0) {
+    line += fmt::format(" of {} ({:.0f}%)", amount(total_),
+                        100.0 * static_cast<double>(done) / static_cast<double>(total_));
+  }
+  std::string details = fmt::format(", {}/s", amount(static_cast<int64_t>(rate)));
+  if (total_ > 0 && rate > 0) {
+    details += fmt::format(", {} left", human_seconds(static_cast<double>(total_ - done) / rate));
+  }
+  return output_.color ? line + kDim + details + kPlain : line + details;
+}
+
+void ProgressLine::show(const std::string& line, bool last) {
+  output_.write((output_.terminal ? kEraseLine : "") + line +
+                (last || !output_.terminal ? "\n" : ""));
+  open_ = output_.terminal && !last;
+}
+
+}  // namespace longhaul

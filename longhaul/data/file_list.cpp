@@ -1,0 +1,75 @@
+#include "longhaul/data/file_list.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "longhaul/base/error.h"
+
+namespace longhaul::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
+
+void add_folder(const fs::path& folder, std::vector<CorpusFile>& files) {
+  std::vector<CorpusFile> found;
+  for (auto entry = fs::recursive_directory_iterator(folder);
+       entry != fs::recursive_directory_iterator(); ++entry) {
+    if (is_hidden(entry->path())) {
+      if (entry->is_directory()) entry.disable_recursion_pending();
+    } else if (entry->is_regular_file()) {
+      found.push_back({entry->path(), entry->file_size()});
+    }
+  }
+  std::sort(found.begin(), found.end(), [](const CorpusFile& a, const CorpusFile& b) {
+    return a.path.native() < b.path.native();
+  });
+  files.insert(files.end(), found.begin(), found.end());
+}
+
+void add_path(const fs::path& path, std::vector<CorpusFile>& files) {
+  if (!fs::exists(path)) fail_user("'{}' does not exist", path.string());
+  if (fs::is_directory(path)) {
+    add_folder(path, files);
+  } else if (fs::is_regular_file(path)) {
+    files.push_back({path, fs::file_size(path)});
+  } else {
+    fail_user("'{}' is neither a file nor a folder", path.string());
+  }
+}
+
+std::vector<std::string> split_at_commas(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    if (comma > at) parts.push_back(text.substr(at, comma - at));
+    at = comma + 1;
+  }
+  return parts;
+}
+
+}  // namespace
+
+std::vector<CorpusFile> list_files(const std::string& paths) {
+  std::vector<CorpusFile> files;
+  try {
+    // A name that has a comma in it is taken as it stands.
+    if (fs::exists(paths)) {
+      add_path(paths, files);
+    } else {
+      for (const auto& part : split_at_commas(paths)) add_path(part, files);
+    }
+  } catch (const fs::filesystem_error& error) {
+    fail_user("cannot list '{}': {}", error.path1().string(), error.code().message());
+  }
+  if (files.empty()) fail_user("there are no files in '{}'", paths);
+  return files;
+}
+
+uint64_t total_bytes(const std::vector<CorpusFile>& files) {
+  return std::accumulate(files.begin(), files.end(), uint64_t{0},
+                         [](uint64_t sum, const CorpusFile& file) { return sum + file.bytes; });
+}
+
+}  // namespace longhaul::data

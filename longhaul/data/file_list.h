@@ -1,0 +1,24 @@
+// What a user calls a corpus: a folder, a file, or a comma separated list of these. Called by the
+// corpora and by the tokenizer command.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace longhaul::data {
+
+struct CorpusFile {
+  std::filesystem::path path;
+  uint64_t bytes;
+};
+
+// The files in the order in which they are read: parts of the list as given, within a folder
+// (searched to any depth, hidden files and folders skipped) by path. UserError, naming the path,
+// for a part that does not exist or cannot be listed, and when there is no file at all.
+std::vector<CorpusFile> list_files(const std::string& paths);
+
+uint64_t total_bytes(const std::vector<CorpusFile>& files);
+
+}  // namespace longhaul::data

@@ -1,0 +1,96 @@
+#include "longhaul/data/utf8.h"
+
+#include <simdjson.h>
+
+#include <cstdint>
+
+namespace longhaul::data {
+namespace {
+
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+
+// What may follow a lead byte: the number of continuation bytes and the range of the first of them
+// (table 3-7 of the standard; the narrow ranges exclude overlong forms and surrogates).
+struct Lead {
+  int continuations = -1;
+  uint8_t low = 0x80, high = 0xBF;
+};
+
+Lead classify(uint8_t byte) {
+  if (byte < 0x80) return {0};
+  if (byte >= 0xC2 && byte <= 0xDF) return {1};
+  if (byte == 0xE0) return {2, 0xA0, 0xBF};
+  if (byte == 0xED) return {2, 0x80, 0x9F};
+  if (byte >= 0xE1 && byte <= 0xEF) return {2};
+  if (byte == 0xF0) return {3, 0x90, 0xBF};
+  if (byte >= 0xF1 && byte <= 0xF3) return {3};
+  if (byte == 0xF4) return {3, 0x80, 0x8F};
+  return {};
+}
+
+struct Sequence {
+  size_t length;  // of the character, or of the maximal ill-formed part
+  bool valid;
+};
+
+Sequence sequence_at(std::string_view text, size_t at) {
+  const Lead lead = classify(static_cast<uint8_t>(text[at]));
+  if (lead.continuations < 0) return {1, false};
+  uint8_t low = lead.low, high = lead.high;
+  for (int i = 1; i <= lead.continuations; ++i) {
+    const size_t next = at + static_cast<size_t>(i);
+    const auto byte = next < text.size() ? static_cast<uint8_t>(text[next]) : uint8_t{0};
+    if (byte < low || byte > high) return {static_cast<size_t>(i), false};
+    low = 0x80;
+    high = 0xBF;
+  }
+  return {static_cast<size_t>(lead.continuations) + 1, true};
+}
+
+}  // namespace
+
+bool is_valid_utf8(std::string_view text) {
+  return simdjson::validate_utf8(text.data(), text.size());
+}
+
+std::string repair_utf8(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const Sequence sequence = sequence_at(text, at);
+    out += sequence.valid ? text.substr(at, sequence.length) : kReplacement;
+    at += sequence.length;
+  }
+  return out;
+}
+
+CodePoint code_point_at(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) { return static_cast<char32_t>(static_cast<uint8_t>(text[i])); };
+  const char32_t first = byte(at);
+  if (first < 0x80) return {first, 1};
+  if (first < 0xE0) return {(first & 0x1F) << 6 | (byte(at + 1) & 0x3F), 2};
+  const char32_t second = byte(at + 1) & 0x3F, third = byte(at + 2) & 0x3F;
+  if (first < 0xF0) return {(first & 0x0F) << 12 | second << 6 | third, 3};
+  return {(first & 0x07) << 18 | second << 12 | third << 6 | (byte(at + 3) & 0x3F), 4};
+}
+
+void append_utf8(std::string& out, char32_t value) {
+  const auto put = [&](char32_t byte) { out.push_back(static_cast<char>(byte)); };
+  if (value < 0x80) {
+    put(value);
+  } else if (value < 0x800) {
+    put(0xC0 | value >> 6);
+    put(0x80 | (value & 0x3F));
+  } else if (value < 0x10000) {
+    put(0xE0 | value >> 12);
+    put(0x80 | (value >> 6 & 0x3F));
+    put(0x80 | (value & 0x3F));
+  } else {
+    put(0xF0 | value >> 18);
+    put(0x80 | (value >> 12 & 0x3F));
+    put(0x80 | (value >> 6 & 0x3F));
+    put(0x80 | (value & 0x3F));
+  }
+}
+
+}  // namespace longhaul::data
