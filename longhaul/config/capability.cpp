@@ -1,0 +1,195 @@
+#include "longhaul/config/capability.h"
+
+#include <functional>
+
+#include "longhaul/base/error.h"
+#include "longhaul/config/names.h"
+#include "longhaul/config/option.h"
+
+namespace longhaul {
+namespace {
+
+// `applies`: the setting asks for the behaviour and nothing else makes it inert.
+struct Rule {
+  const char* key;
+  std::function<bool(const JobConfig&)> applies;
+  const char* text;
+};
+
+bool saves(const JobConfig& config) {
+  return config.checkpoint.enable && !config.checkpoint.load_only;
+}
+
+bool loads_initial(const JobConfig& config) {
+  return config.checkpoint.enable && config.checkpoint.initial_load_path.has_value();
+}
+
+std::vector<Rule> parallel_rules() {
+  const char* one_process = "this version trains in one process; set it to 1";
+  return {
+      {"parallelism.data_parallel_replicate_degree",
+       [](auto& c) { return c.parallelism.data_parallel_replicate_degree > 1; }, one_process},
+      {"parallelism.data_parallel_shard_degree",
+       [](auto& c) { return c.parallelism.data_parallel_shard_degree > 1; },
+       "this version trains in one process; set it to 1 or -1"},
+      {"parallelism.tensor_parallel_degree",
+       [](auto& c) { return c.parallelism.tensor_parallel_degree > 1; }, one_process},
+      {"parallelism.pipeline_parallel_degree",
+       [](auto& c) { return c.parallelism.pipeline_parallel_degree > 1; }, one_process},
+      {"parallelism.context_parallel_degree",
+       [](auto& c) { return c.parallelism.context_parallel_degree > 1; }, one_process},
+      {"parallelism.expert_parallel_degree",
+       [](auto& c) { return c.parallelism.expert_parallel_degree > 1; }, one_process},
+      {"comm.mode", [](auto& c) { return c.comm.mode != "default"; },
+       "there is no stand-in for communication yet; set it to \"default\""},
+      {"fault_tolerance.enable", [](auto& c) { return c.fault_tolerance.enable; },
+       "replicas that may fail are not supported yet; set it to false"},
+  };
+}
+
+std::vector<Rule> checkpoint_rules() {
+  return {
+      {"checkpoint.initial_load_path",
+       [](auto& c) { return loads_initial(c) && !c.checkpoint.initial_load_in_hf; },
+       "only a Hugging Face folder can be started from yet; set checkpoint.initial_load_in_hf = "
+       "true, or copy the run folder to resume it"},
+      {"checkpoint.initial_load_in_hf_quantized",
+       [](auto& c) { return loads_initial(c) && c.checkpoint.initial_load_in_hf_quantized; },
+       "quantized weights cannot be read yet; convert them to bfloat16 and set it to false"},
+      {"checkpoint.last_save_in_hf",
+       [](auto& c) { return saves(c) && c.checkpoint.last_save_in_hf; },
+       "a run cannot end with a Hugging Face folder yet; set it to false"},
+      {"checkpoint.export_dtype",
+       [](auto& c) {
+         return saves(c) && c.checkpoint.last_save_model_only &&
+                c.checkpoint.export_dtype != "float32";
+       },
+       "the last checkpoint keeps the type of the weights in this version; set it to \"float32\""},
+      {"checkpoint.async_mode",
+       [](auto& c) { return saves(c) && c.checkpoint.async_mode != "disabled"; },
+       "checkpoints are saved between steps in this version; set it to \"disabled\""},
+      {"checkpoint.exclude_from_loading",
+       [](auto& c) { return c.checkpoint.enable && !c.checkpoint.exclude_from_loading.empty(); },
+       "a checkpoint is restored whole in this version; set it to []"},
+  };
+}
+
+std::vector<Rule> training_rules() {
+  const char* dataset =
+      "is not built in; set it to \"files\" and give the path of text, JSONL or Parquet files";
+  return {
+      {"training.dataset", [](auto& c) { return !is_available_dataset(c.training.dataset); },
+       dataset},
+      {"validation.dataset",
+       [](auto& c) { return c.validation.enable && !is_available_dataset(c.validation.dataset); },
+       dataset},
+      {"training.enable_cpu_offload", [](auto& c) { return c.training.enable_cpu_offload; },
+       "weights stay on the device in this version; set it to false"},
+      {"optimizer.name", [](auto& c) { return c.optimizer.name != "AdamW"; },
+       "only AdamW is there yet; for Adam without decay use AdamW with weight_decay = 0"},
+      {"optimizer.early_step_in_backward",
+       [](auto& c) { return c.optimizer.early_step_in_backward; },
+       "parameters are updated after the backward pass in this version; set it to false"},
+      {"optimizer.swap_optimizer", [](auto& c) { return c.optimizer.swap_optimizer; },
+       "optimizer states stay on the device in this version; set it to false"},
+      {"activation_checkpoint.mode",
+       [](auto& c) {
+         return c.activation_checkpoint.mode == "full" ||
+                c.activation_checkpoint.mode == "memory_budget";
+       },
+       "nothing is recomputed in this version; set it to \"none\""},
+      {"compile.enable", [](auto& c) { return c.compile.enable; },
+       "there is no graph compiler yet; set it to false"},
+  };
+}
+
+std::vector<Rule> report_rules() {
+  return {
+      {"profiling.enable_profiling", [](auto& c) { return c.profiling.enable_profiling; },
+       "the profiler is not there yet; set it to false"},
+      {"profiling.enable_memory_snapshot",
+       [](auto& c) { return c.profiling.enable_memory_snapshot; },
+       "memory snapshots are not there yet; set it to false"},
+      {"metrics.enable_tensorboard", [](auto& c) { return c.metrics.enable_tensorboard; },
+       "TensorBoard events are not written yet; set it to false"},
+      {"metrics.enable_wandb", [](auto& c) { return c.metrics.enable_wandb; },
+       "Weights & Biases is not supported; set it to false"},
+      {"model.print_after_conversion", [](auto& c) { return c.model.print_after_conversion; },
+       "the modules cannot be printed yet; set it to false"},
+      {"model.converters", [](auto& c) { return !c.model.converters.empty(); },
+       "the model runs on its reference operators in this version; set it to []"},
+      {"memory_estimation.enable", [](auto& c) { return c.memory_estimation.enable; },
+       "there is no memory planner yet; set it to false"},
+      {"experimental.custom_import", [](auto& c) { return !c.experimental.custom_import.empty(); },
+       "Python modules are not imported; remove it"},
+      {"experimental.custom_args_module",
+       [](auto& c) { return !c.experimental.custom_args_module.empty(); },
+       "Python modules are not imported; remove it"},
+  };
+}
+
+std::vector<Rule> note_rules() {
+  return {
+      {"activation_checkpoint.mode",
+       [](auto& c) { return c.activation_checkpoint.mode == "selective"; },
+       "not active yet: nothing is recomputed, all activations are kept"},
+      {"checkpoint.create_seed_checkpoint",
+       [](auto& c) { return c.checkpoint.create_seed_checkpoint; },
+       "not needed: initial weights do not depend on the layout"},
+      {"model.tokenizer_path", [](auto& c) { return c.model.tokenizer_path.has_value(); },
+       "old name: taken as model.hf_assets_path"},
+      {"training.mixed_precision_param",
+       [](auto& c) {
+         return c.training.dtype == "float64" &&
+                c.origin_of("training.mixed_precision_param").kind != Origin::Kind::kDefault;
+       },
+       "not used: training.dtype = \"float64\" computes in float64"},
+      {"training.dataloader.num_workers",
+       [](auto& c) { return c.training.dataloader.num_workers > 0; },
+       "no worker processes are started; batches are the same"},
+  };
+}
+
+void append_matching(const std::vector<Rule>& rules, const JobConfig& config,
+                     std::vector<Remark>& out) {
+  for (const auto& rule : rules) {
+    if (!rule.applies(config)) continue;
+    const Option* option = find_option(rule.key);
+    LONGHAUL_CHECK(option, "no option {}", rule.key);
+    out.push_back(
+        {rule.key, toml_text(option->get(config)), config.origin_of(rule.key), rule.text});
+  }
+}
+
+}  // namespace
+
+std::string Remark::line() const {
+  return fmt::format("{}: {} = {}: {}", origin.text(), key, value, text);
+}
+
+std::vector<Remark> missing_behaviour(const JobConfig& config) {
+  std::vector<Remark> found;
+  for (const auto& rules :
+       {training_rules(), parallel_rules(), checkpoint_rules(), report_rules()}) {
+    append_matching(rules, config, found);
+  }
+  return found;
+}
+
+std::vector<Remark> notes(const JobConfig& config) {
+  std::vector<Remark> found;
+  append_matching(note_rules(), config, found);
+  return found;
+}
+
+void refuse_missing_behaviour(const JobConfig& config) {
+  const auto missing = missing_behaviour(config);
+  if (missing.empty()) return;
+  const std::string more =
+      missing.size() == 1
+          ? ""
+          : fmt::format(" ({} more: `longhaul config check` lists them)", missing.size() - 1);
+  fail_user("{}{}", missing[0].line(), more);
+}
+
+}  // namespace longhaul

@@ -1,0 +1,81 @@
+#include "longhaul/config/degrees.h"
+
+#include "longhaul/base/error.h"
+
+namespace longhaul {
+namespace {
+
+struct Degrees {
+  int64_t ranks, replicate, shard, cp, tp, pp, ep, etp;
+
+  std::string text() const {
+    return fmt::format("{} ranks = dp_replicate {} x dp_shard {} x cp {} x tp {} x pp {}", ranks,
+                       replicate, shard, cp, tp, pp);
+  }
+};
+
+Degrees degrees_of(const JobConfig& config, int64_t ranks) {
+  const auto& p = config.parallelism;
+  return {.ranks = ranks,
+          .replicate = p.data_parallel_replicate_degree,
+          .shard = p.data_parallel_shard_degree,
+          .cp = p.context_parallel_degree,
+          .tp = p.tensor_parallel_degree,
+          .pp = p.pipeline_parallel_degree,
+          .ep = p.expert_parallel_degree,
+          .etp = p.expert_tensor_parallel_degree};
+}
+
+// A shard degree of -1 takes the ranks that the others leave over.
+void resolve_shard(Degrees& d) {
+  const int64_t others = d.replicate * d.cp * d.tp * d.pp;
+  if (d.shard == -1) {
+    if (d.ranks % others != 0) {
+      fail_user("{}: the other degrees multiply to {}, which does not divide {}", d.text(), others,
+                d.ranks);
+    }
+    d.shard = d.ranks / others;
+  }
+  if (d.shard * others != d.ranks) {
+    fail_user("{}: the product is {}, not {}", d.text(), d.shard * others, d.ranks);
+  }
+}
+
+std::string check_experts(const Degrees& d) {
+  if (d.ep == 1) return "";
+  if (d.etp != 1 && d.etp != d.tp) {
+    fail_user("{}: parallelism.expert_tensor_parallel_degree {} must be 1 or tp {}", d.text(),
+              d.etp, d.tp);
+  }
+  const int64_t sparse = d.shard * d.cp * d.tp;
+  if (sparse % (d.ep * d.etp) != 0) {
+    fail_user("{}: ep {} x etp {} must divide dp_shard x cp x tp = {}", d.text(), d.ep, d.etp,
+              sparse);
+  }
+  return fmt::format("; experts: dp_shard x cp x tp = {} = efsdp {} x ep {} x etp {}", sparse,
+                     sparse / (d.ep * d.etp), d.ep, d.etp);
+}
+
+void check_batch(const JobConfig& config, const Degrees& d) {
+  const int64_t global = config.training.global_batch_size;
+  const int64_t step = config.training.local_batch_size * d.replicate * d.shard;
+  if (global > 0 && global % step != 0) {
+    fail_user(
+        "{}: training.global_batch_size {} is not a multiple of local_batch_size x dp_replicate x "
+        "dp_shard = {}",
+        d.text(), global, step);
+  }
+}
+
+}  // namespace
+
+std::string check_degrees(const JobConfig& config, int64_t ranks) {
+  if (ranks < 1) fail_user("--ranks: {} is out of range, expected >= 1", ranks);
+  Degrees degrees = degrees_of(config, ranks);
+  resolve_shard(degrees);
+  const std::string experts = check_experts(degrees);
+  check_batch(config, degrees);
+  return degrees.text() + experts;
+}
+
+}  // namespace longhaul

@@ -1,0 +1,105 @@
+#include "longhaul/config/toml_reader.h"
+
+#include <algorithm>
+#include <sstream>
+
+#define TOML_EXCEPTIONS 1
+#define TOML_ENABLE_FORMATTERS 0
+#include <toml++/toml.h>
+
+#include "longhaul/base/error.h"
+
+namespace longhaul {
+namespace {
+
+RawValue to_raw(const toml::node& node) {
+  if (const auto* value = node.as_boolean()) return {value->get()};
+  if (const auto* value = node.as_integer()) return {value->get()};
+  if (const auto* value = node.as_floating_point()) return {value->get()};
+  if (const auto* value = node.as_string()) return {value->get()};
+  if (const auto* array = node.as_array()) {
+    std::vector<RawValue> list;
+    for (const auto& element : *array) list.push_back(to_raw(element));
+    return {list};
+  }
+  if (node.is_table()) return {RawOther{"a table"}};
+  return {RawOther{"a date or time"}};
+}
+
+void collect(const toml::table& table, const std::string& prefix, std::vector<TomlEntry>& out) {
+  for (const auto& [key, node] : table) {
+    TomlEntry entry;
+    entry.key = prefix + std::string(key.str());
+    entry.line = node.source().begin.line;
+    entry.value = to_raw(node);
+    entry.is_table = node.is_table();
+    out.push_back(entry);
+    if (const auto* inner = node.as_table()) collect(*inner, entry.key + ".", out);
+  }
+}
+
+// Length of the UTF-8 sequence that starts at `text[at]`, or 0 if it is not one.
+size_t utf8_length(const std::string& text, size_t at) {
+  const auto lead = static_cast<unsigned char>(text[at]);
+  const size_t length = lead < 0x80   ? 1
+                        : lead < 0xC2 ? 0
+                        : lead < 0xE0 ? 2
+                        : lead < 0xF0 ? 3
+                        : lead < 0xF5 ? 4
+                                      : 0;
+  if (length == 0 || at + length > text.size()) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((static_cast<unsigned char>(text[at + i]) & 0xC0) != 0x80) return 0;
+  }
+  return length;
+}
+
+void check_utf8(const std::string& text, const std::string& name) {
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = utf8_length(text, at);
+    if (length == 0) {
+      const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<long>(at), '\n');
+      fail_user("{}:{}: the file is not UTF-8 text (byte 0x{:02x}); save it as UTF-8", name, line,
+                static_cast<unsigned char>(text[at]));
+    }
+    at += length;
+  }
+}
+
+// toml++ puts the reason after what it was doing: "Error while parsing x: reason". One line of it.
+std::string reason(const toml::parse_error& error) {
+  std::string text(error.description());
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  const std::string twice = "cannot redefine existing ";
+  if (const size_t at = text.find(twice); at != std::string::npos) {
+    return fmt::format("the {} is given twice; remove one", text.substr(at + twice.size()));
+  }
+  const std::string lead = "Error while parsing ";
+  return "broken TOML: " + (text.starts_with(lead) ? text.substr(lead.size()) : text);
+}
+
+}  // namespace
+
+std::vector<TomlEntry> parse_toml(const std::string& text, const std::string& name) {
+  check_utf8(text, name);
+  std::vector<TomlEntry> entries;
+  try {
+    collect(toml::parse(text, name), "", entries);
+  } catch (const toml::parse_error& error) {
+    fail_user("{}:{}: {}", name, error.source().begin.line, reason(error));
+  }
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const auto& a, const auto& b) { return a.line < b.line; });
+  return entries;
+}
+
+RawValue parse_toml_value(const std::string& text, const std::string& place) {
+  try {
+    const toml::table table = toml::parse("value = " + text);
+    return to_raw(*table.get("value"));
+  } catch (const toml::parse_error& error) {
+    fail_user("{}: {}: {}", place, text, reason(error));
+  }
+}
+
+}  // namespace longhaul

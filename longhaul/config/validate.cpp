@@ -1,0 +1,98 @@
+#include "longhaul/config/validate.h"
+
+#include <algorithm>
+
+#include "longhaul/base/error.h"
+#include "longhaul/base/text.h"
+#include "longhaul/config/names.h"
+
+namespace longhaul {
+namespace {
+
+// One message form for all: the place and key of the setting to change, then why.
+[[noreturn]] void fail_setting(const JobConfig& config, const char* key, const std::string& why) {
+  fail_user("{}: {}: {}", config.origin_of(key).text(), key, why);
+}
+
+void check_converters(const JobConfig& config) {
+  const auto known = converter_names();
+  for (const auto& name : config.model.converters) {
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    fail_setting(config, "model.converters",
+                 fmt::format("unknown converter '{}'{}", name,
+                             nearest_name(name, known).empty()
+                                 ? fmt::format("; known are {}", fmt::join(known, ", "))
+                                 : did_you_mean(name, known)));
+  }
+}
+
+// The default dataset needs no path of its own, so only a dataset that was asked for is checked.
+void check_dataset(const JobConfig& config, const char* key, const std::string& name,
+                   const std::optional<std::string>& path) {
+  if (is_available_dataset(name) && (!path || path->empty())) {
+    fail_setting(config, key,
+                 fmt::format("\"{}\" needs {}_path, the files or folder to read", name, key));
+  }
+}
+
+void check_batch(const JobConfig& config) {
+  const auto& training = config.training;
+  if (training.global_batch_size > 0 &&
+      training.global_batch_size % training.local_batch_size != 0) {
+    fail_setting(config, "training.global_batch_size",
+                 fmt::format("{} is not a multiple of training.local_batch_size {}",
+                             training.global_batch_size, training.local_batch_size));
+  }
+}
+
+void check_checkpoint(const JobConfig& config) {
+  const auto& checkpoint = config.checkpoint;
+  if (!checkpoint.enable) return;
+  if (checkpoint.initial_load_path && checkpoint.initial_load_in_hf &&
+      !checkpoint.initial_load_model_only) {
+    fail_setting(config, "checkpoint.initial_load_model_only",
+                 "must be true with initial_load_in_hf: a Hugging Face folder holds only weights");
+  }
+  if (checkpoint.initial_load_in_hf_quantized && !checkpoint.initial_load_in_hf) {
+    fail_setting(config, "checkpoint.initial_load_in_hf_quantized",
+                 "needs checkpoint.initial_load_in_hf = true");
+  }
+  if (checkpoint.last_save_in_hf && !checkpoint.last_save_model_only) {
+    fail_setting(config, "checkpoint.last_save_in_hf",
+                 "needs checkpoint.last_save_model_only = true");
+  }
+}
+
+// The warm-up stage trains the indexer alone, so a frozen indexer leaves nothing to train.
+void check_dsa(const JobConfig& config) {
+  if (config.dsa.stage == "dense_warmup" && !config.dsa.train_indexer) {
+    fail_setting(config, "dsa.train_indexer",
+                 "must be true with dsa.stage = \"dense_warmup\", which trains only the indexer");
+  }
+}
+
+}  // namespace
+
+void settle(JobConfig& config) {
+  auto& model = config.model;
+  if (model.tokenizer_path && !model.tokenizer_path->empty()) {
+    model.hf_assets_path = *model.tokenizer_path;
+    config.origins["model.hf_assets_path"] = config.origin_of("model.tokenizer_path");
+  }
+  if (config.training.dataset == "text") config.training.dataset = "files";
+  if (config.validation.dataset == "text") config.validation.dataset = "files";
+}
+
+void validate(const JobConfig& config) {
+  check_converters(config);
+  check_dataset(config, "training.dataset", config.training.dataset, config.training.dataset_path);
+  if (config.validation.enable) {
+    check_dataset(config, "validation.dataset", config.validation.dataset,
+                  config.validation.dataset_path);
+  }
+  check_batch(config);
+  check_checkpoint(config);
+  check_dsa(config);
+}
+
+}  // namespace longhaul

@@ -1,0 +1,160 @@
+// What is refused, what passes because it has no effect, and what is only mentioned.
+#include "longhaul/config/capability.h"
+
+#include <gtest/gtest.h>
+
+#include "longhaul/base/error.h"
+#include "longhaul/config/load.h"
+
+namespace longhaul {
+namespace {
+
+const char* const kData = "[training]\ndataset = \"files\"\ndataset_path = \"data\"\n";
+
+Strings keys_of(const std::vector<Remark>& remarks) {
+  Strings keys;
+  for (const auto& remark : remarks) keys.push_back(remark.key);
+  return keys;
+}
+
+Strings missing(const Strings& words) {
+  return keys_of(missing_behaviour(parse_job(kData, "job.toml", words)));
+}
+
+std::string data_file(const std::string& name) {
+  return std::string(LONGHAUL_SOURCE_DIR) + "/tests/config/data/" + name;
+}
+
+TEST(Capability, ThePlainJobIsFine) {
+  EXPECT_EQ(missing({}), Strings{});
+  EXPECT_NO_THROW(refuse_missing_behaviour(parse_job(kData, "job.toml")));
+}
+
+TEST(Capability, EverySettingThatIsNotThere) {
+  const std::vector<std::pair<Strings, std::string>> cases = {
+      {{"--training.dataset", "c4"}, "training.dataset"},
+      {{"--validation.enable"}, "validation.dataset"},
+      {{"--training.enable_cpu_offload"}, "training.enable_cpu_offload"},
+      {{"--optimizer.name", "Adam"}, "optimizer.name"},
+      {{"--optimizer.swap_optimizer"}, "optimizer.swap_optimizer"},
+      {{"--optimizer.early_step_in_backward"}, "optimizer.early_step_in_backward"},
+      {{"--activation_checkpoint.mode", "full"}, "activation_checkpoint.mode"},
+      {{"--activation_checkpoint.mode", "memory_budget"}, "activation_checkpoint.mode"},
+      {{"--compile.enable"}, "compile.enable"},
+      {{"--parallelism.data_parallel_replicate_degree", "2"},
+       "parallelism.data_parallel_replicate_degree"},
+      {{"--parallelism.data_parallel_shard_degree", "2"}, "parallelism.data_parallel_shard_degree"},
+      {{"--parallelism.tensor_parallel_degree", "2"}, "parallelism.tensor_parallel_degree"},
+      {{"--parallelism.pipeline_parallel_degree", "2"}, "parallelism.pipeline_parallel_degree"},
+      {{"--parallelism.context_parallel_degree", "2"}, "parallelism.context_parallel_degree"},
+      {{"--parallelism.expert_parallel_degree", "2"}, "parallelism.expert_parallel_degree"},
+      {{"--comm.mode", "fake_backend"}, "comm.mode"},
+      {{"--fault_tolerance.enable"}, "fault_tolerance.enable"},
+      {{"--checkpoint.enable", "--checkpoint.initial_load_path", "x"},
+       "checkpoint.initial_load_path"},
+      {{"--checkpoint.enable", "--checkpoint.initial_load_path", "x",
+        "--checkpoint.initial_load_in_hf", "--checkpoint.initial_load_in_hf_quantized"},
+       "checkpoint.initial_load_in_hf_quantized"},
+      {{"--checkpoint.enable", "--checkpoint.last_save_in_hf"}, "checkpoint.last_save_in_hf"},
+      {{"--checkpoint.enable", "--checkpoint.export_dtype", "bfloat16"}, "checkpoint.export_dtype"},
+      {{"--checkpoint.enable", "--checkpoint.async_mode", "async"}, "checkpoint.async_mode"},
+      {{"--checkpoint.enable", "--checkpoint.exclude_from_loading", "optimizer"},
+       "checkpoint.exclude_from_loading"},
+      {{"--profiling.enable_profiling"}, "profiling.enable_profiling"},
+      {{"--profiling.enable_memory_snapshot"}, "profiling.enable_memory_snapshot"},
+      {{"--metrics.enable_tensorboard"}, "metrics.enable_tensorboard"},
+      {{"--metrics.enable_wandb"}, "metrics.enable_wandb"},
+      {{"--model.print_after_conversion"}, "model.print_after_conversion"},
+      {{"--model.converters", "npu_dsa,quantize.linear.float8"}, "model.converters"},
+      {{"--memory_estimation.enable"}, "memory_estimation.enable"},
+      {{"--experimental.custom_import", "a.b"}, "experimental.custom_import"},
+      {{"--experimental.custom_args_module", "a.b"}, "experimental.custom_args_module"},
+  };
+  for (const auto& [words, key] : cases) EXPECT_EQ(missing(words), Strings{key}) << key;
+}
+
+TEST(Capability, WhatHasNoEffectPasses) {
+  EXPECT_EQ(missing({"--parallelism.pipeline_parallel_schedule",
+                     "DualPipeV",
+                     "--parallelism.pipeline_parallel_microbatch_size",
+                     "4",
+                     "--parallelism.enable_custom_context_parallel",
+                     "--parallelism.custom_context_parallel_path",
+                     "a.b.C",
+                     "--parallelism.expert_tensor_parallel_degree",
+                     "4",
+                     "--parallelism.expert_parallel_comm_backend",
+                     "deepep",
+                     "--parallelism.enable_async_tensor_parallel",
+                     "--parallelism.fsdp_reshard_after_forward",
+                     "always",
+                     "--quantize.linear.float8.filter_fqns",
+                     "output",
+                     "--job.custom_config_module",
+                     "a.b",
+                     "--validation.dataset",
+                     "c4_validation",
+                     "--checkpoint.async_mode",
+                     "async",
+                     "--checkpoint.initial_load_path",
+                     "x",
+                     "--optimizer.swap_optimizer_times",
+                     "4",
+                     "--compile.components",
+                     "loss",
+                     "--profiling.profile_freq",
+                     "1",
+                     "--metrics.save_for_all_ranks",
+                     "--fault_tolerance.group_size",
+                     "2",
+                     "--training.gc_freq",
+                     "1",
+                     "--comm.trace_buf_size",
+                     "0"}),
+            Strings{});
+  EXPECT_EQ(missing({"--checkpoint.enable", "--checkpoint.load_only", "--checkpoint.async_mode",
+                     "async", "--checkpoint.last_save_in_hf"}),
+            Strings{});
+}
+
+TEST(Capability, NotesNameWhatIsNotActive) {
+  EXPECT_EQ(keys_of(notes(parse_job(kData, "job.toml"))), (Strings{"activation_checkpoint.mode"}));
+  EXPECT_EQ(keys_of(notes(parse_job(
+                kData, "job.toml",
+                {"--activation_checkpoint.mode", "none", "--checkpoint.create_seed_checkpoint",
+                 "--training.dtype", "float64", "--training.mixed_precision_param", "bfloat16"}))),
+            (Strings{"checkpoint.create_seed_checkpoint", "training.mixed_precision_param"}));
+}
+
+TEST(Capability, TheRefusalNamesPlaceSettingAndRemedy) {
+  const JobConfig config = parse_job(std::string(kData) + "[compile]\nenable = true\n", "job.toml",
+                                     {"--metrics.enable_wandb"});
+  try {
+    refuse_missing_behaviour(config);
+    FAIL() << "not refused";
+  } catch (const UserError& error) {
+    EXPECT_STREQ(error.what(),
+                 "job.toml:5: compile.enable = true: there is no graph compiler yet; set it to "
+                 "false (1 more: `longhaul config check` lists them)");
+  }
+}
+
+TEST(Capability, TheTorchTitanFile) {
+  const JobConfig config = load_job(data_file("torchtitan_deepseek_v3_671b.toml"));
+  EXPECT_EQ(config.lr_scheduler.decay_ratio, 0.8);
+  EXPECT_EQ(config.quantize.grouped_mm.float8.fqns, Strings{"experts"});
+  EXPECT_EQ(keys_of(missing_behaviour(config)), (Strings{"training.dataset", "compile.enable"}));
+}
+
+TEST(Capability, TheRecipeFile) {
+  const JobConfig config = load_job(data_file("recipe_v32_671b_128die.toml"));
+  EXPECT_EQ(config.model.flavor, "671B_debug_128die");
+  EXPECT_EQ(keys_of(missing_behaviour(config)),
+            (Strings{"training.dataset", "optimizer.swap_optimizer", "activation_checkpoint.mode",
+                     "parallelism.tensor_parallel_degree", "parallelism.pipeline_parallel_degree",
+                     "parallelism.context_parallel_degree", "parallelism.expert_parallel_degree",
+                     "model.converters"}));
+}
+
+}  // namespace
+}  // namespace longhaul
