@@ -3,8 +3,6 @@
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-# The same -fPIC everywhere: CMake would give executables -fPIE, which the header does not fit.
-add_compile_options(-fPIC)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
@@ -20,7 +18,8 @@ set(LONGHAUL_LIBTORCH "$ENV{LONGHAUL_LIBTORCH}" CACHE PATH
     "Another libtorch: the folder that holds include/ and lib/ (default: the one of scripts/setup.sh)")
 
 # -Wrestrict: false alarms of GCC 12 on std::string.
-add_compile_options(-Wall -Wextra -Wno-restrict -Winvalid-pch -pthread -fopenmp)
+# -fPIC by hand: CMake would give programs -fPIE, and then they could not share the header.
+add_compile_options(-fPIC -Wall -Wextra -Wno-restrict -Winvalid-pch -pthread -fopenmp)
 if(LONGHAUL_FAULTS)
   add_compile_definitions(LONGHAUL_FAULTS=1)
 endif()

@@ -1,0 +1,72 @@
+// Saving and resuming a run's state. A checkpoint is a folder `step-N` that is either complete or
+// absent: it is prepared under a hidden name, synced, and renamed; its manifest.json vouches for
+// every byte. Holds no policy of when to save. Called by train/ (one writer at a time) and cli/.
+//
+//   <folder>/step-100/model-00001.safetensors      tensors, split at about 4 GiB
+//                     optimizer-00001.safetensors  those whose name begins with "optimizer."
+//                     manifest.json
+//   <folder>/.step-110.tmp-<pid>/                  a save in progress, or one that died
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "longhaul/checkpoint/tensor_file.h"
+
+namespace longhaul::checkpoint {
+
+inline constexpr std::string_view kOptimizerPrefix = "optimizer.";
+
+struct Snapshot {
+  int64_t step = 0;
+  // Weights only: cannot be resumed from, and keeps its place when older ones are purged.
+  bool model_only = false;
+  TensorMap tensors;
+  // What else the run needs: schedule, RNG, data position, the job file. A JSON object; text in it
+  // must be UTF-8, and NaN does not survive.
+  nlohmann::json trainer = nlohmann::json::object();
+};
+
+struct SaveOptions {
+  // A shard is closed before it exceeds this; a larger tensor gets a shard of its own.
+  int64_t max_shard_bytes = int64_t{4} << 30;
+};
+
+// Writes `<folder>/step-<N>` and returns its path; a step-N that is already there is replaced in
+// one move (where the file system cannot exchange two folders, in two). Takes extra memory of one
+// tensor. On an error (UserError: disk, permissions) nothing new is under the final name and every
+// other checkpoint is untouched. Refuses to put a model-only checkpoint in the place of a full one.
+// Removes what saves that died have left. Fault points: checkpoint.begin, .tensor, .shard,
+// .manifest, .rename, .renamed, .done.
+fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options = {});
+
+// Reads a step-N folder. With `verify`, all checksums first. UserError that names file and tensor
+// for anything damaged, truncated or missing; sizes, shapes and places are checked in any case.
+Snapshot load(const fs::path& step_folder, bool verify = true);
+
+// The step folder to resume from: the newest (load_step -1) that is full and complete and whose
+// checksums hold; nothing if there is none. Each one passed over is logged with the reason. Another
+// load_step must be usable: UserError that says why it is not. load(path, false) suffices after it.
+std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step = -1);
+
+// Deletes full checkpoints older than the keep_latest_k newest complete ones; 0 keeps all. Neither
+// model-only checkpoints nor anything without a valid manifest is counted or deleted. An incomplete
+// one does not count, so a usable one always stays. Fault points: checkpoint.purge, .purged.
+void purge(const fs::path& folder, int keep_latest_k);
+
+// A folder whose whole name is `step-<N>`, N without leading zeros.
+struct StepFolder {
+  int64_t step = 0;
+  fs::path path;
+};
+
+// Those in `folder`, newest first; empty if `folder` does not exist.
+std::vector<StepFolder> list_steps(const fs::path& folder);
+
+// `<folder>/step-<N>`.
+fs::path step_path(const fs::path& folder, int64_t step);
+
+}  // namespace longhaul::checkpoint

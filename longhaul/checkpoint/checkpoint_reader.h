@@ -1,0 +1,43 @@
+// One step-N folder, opened and checked against its manifest; and the search for damage in it.
+// Called by load(), find_resumable(), purge() and the tools.
+#pragma once
+
+#include "longhaul/checkpoint/manifest.h"
+#include "longhaul/checkpoint/tensor_source.h"
+
+namespace longhaul::checkpoint {
+
+using OpenFiles = std::map<std::string, safetensors::Reader>;
+
+class CheckpointReader : public TensorSource {
+ public:
+  // Checks the manifest, the presence and size of every file, and that each header says of each
+  // tensor what the manifest says. UserError with the first thing that is wrong.
+  explicit CheckpointReader(const fs::path& step_folder);
+
+  const fs::path& path() const override { return path_; }
+  std::vector<std::string> names() const override;
+  const safetensors::TensorInfo& info(const std::string& name) const override;
+  at::Tensor load(const std::string& name) const override;
+  // The manifest's; nothing is read.
+  std::string checksum(const std::string& name) const override { return entry(name).checksum; }
+
+  const Manifest& manifest() const { return manifest_; }
+  // Reads every byte. UserError with the first thing that does not match its checksum.
+  void verify() const;
+
+ private:
+  const TensorEntry& entry(const std::string& name) const;
+
+  fs::path path_;
+  Manifest manifest_;
+  OpenFiles files_;
+};
+
+// What is wrong with the presence and sizes of the files, without opening them; empty: nothing.
+std::vector<std::string> find_missing(const fs::path& step_folder, const Manifest& manifest);
+
+// Everything that is wrong with a step folder, each as a line with file and tensor; empty: nothing.
+std::vector<std::string> find_damage(const fs::path& step_folder);
+
+}  // namespace longhaul::checkpoint

@@ -1,0 +1,133 @@
+#include <algorithm>
+#include <charconv>
+
+#include "longhaul/base/log.h"
+#include "longhaul/checkpoint/checkpoint.h"
+#include "longhaul/checkpoint/checkpoint_reader.h"
+#include "longhaul/checkpoint/step_folder.h"
+
+namespace longhaul::checkpoint {
+namespace {
+
+// N of `step-N`, or -1 for any other name.
+int64_t step_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "step-";
+  if (!name.starts_with(kPrefix)) return -1;
+  const std::string_view digits = std::string_view(name).substr(kPrefix.size());
+  if (digits.empty() || (digits.size() > 1 && digits[0] == '0')) return -1;
+  int64_t step = -1;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  return error == std::errc() && end == digits.data() + digits.size() ? step : -1;
+}
+
+// Why the checkpoint cannot be resumed from, or empty. Without `thorough` no contents are read.
+std::string why_unusable(const StepFolder& step, bool thorough) {
+  try {
+    const Manifest manifest = read_manifest(step.path);
+    if (manifest.step != step.step) {
+      return fmt::format("its manifest says step {}; rename it back", manifest.step);
+    }
+    if (manifest.model_only) return "it holds the model only, without the optimizer";
+    if (thorough) {
+      CheckpointReader(step.path).verify();
+      return "";
+    }
+    const auto problems = find_missing(step.path, manifest);
+    return problems.empty() ? "" : problems.front();
+  } catch (const UserError& error) {
+    return error.what();
+  }
+}
+
+fs::path find_exactly(const fs::path& folder, int64_t load_step) {
+  std::vector<std::string> known;
+  for (const StepFolder& step : list_steps(folder)) {
+    if (step.step != load_step) {
+      known.push_back(std::to_string(step.step));
+      continue;
+    }
+    const std::string reason = why_unusable(step, true);
+    if (reason.empty()) return step.path;
+    fail_user("checkpoint.load_step = {}: '{}' cannot be resumed from: {}", load_step,
+              step.path.string(), reason);
+  }
+  fail_user("checkpoint.load_step = {}: '{}' does not exist; there {}: {}", load_step,
+            step_path(folder, load_step).string(), known.size() == 1 ? "is" : "are",
+            known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
+}
+
+void log_passed_over(const StepFolder& step, const std::string& reason) {
+  log::warn("passing over checkpoint '{}': {}", step.path.string(), reason);
+}
+
+// True for a full checkpoint of ours; `complete` says whether all its files are there.
+bool is_full(const StepFolder& step, bool& complete) {
+  try {
+    const Manifest manifest = read_manifest(step.path);
+    complete = find_missing(step.path, manifest).empty();
+    return !manifest.model_only;
+  } catch (const UserError&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::vector<StepFolder> list_steps(const fs::path& folder) {
+  std::vector<StepFolder> steps;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const int64_t step = step_of(entry.path().filename().string());
+    if (step >= 0 && entry.is_directory(error)) steps.push_back({step, entry.path()});
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    fail_file("read the folder", folder, error.value());
+  }
+  std::sort(steps.begin(), steps.end(),
+            [](const StepFolder& a, const StepFolder& b) { return a.step > b.step; });
+  return steps;
+}
+
+Snapshot load(const fs::path& step_folder, bool verify) {
+  const CheckpointReader reader(step_folder);
+  if (verify) reader.verify();
+  Snapshot snapshot;
+  snapshot.step = reader.manifest().step;
+  snapshot.model_only = reader.manifest().model_only;
+  snapshot.trainer = reader.manifest().trainer;
+  for (const auto& name : reader.names()) snapshot.tensors.emplace(name, reader.load(name));
+  return snapshot;
+}
+
+std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step) {
+  LONGHAUL_CHECK(load_step >= -1, "load_step {} is neither -1 nor a step", load_step);
+  if (load_step >= 0) return find_exactly(folder, load_step);
+  std::optional<fs::path> found;
+  for (const StepFolder& step : list_steps(folder)) {
+    // Older ones are looked at only briefly: a damaged one is worth a line, not minutes.
+    const std::string reason = why_unusable(step, !found);
+    if (!reason.empty()) {
+      log_passed_over(step, reason);
+    } else if (!found) {
+      found = step.path;
+    }
+  }
+  return found;
+}
+
+void purge(const fs::path& folder, int keep_latest_k) {
+  LONGHAUL_CHECK(keep_latest_k >= 0, "keep_latest_k is {}", keep_latest_k);
+  if (keep_latest_k == 0) return;
+  int kept = 0;
+  for (const StepFolder& step : list_steps(folder)) {
+    bool complete = false;
+    if (!is_full(step, complete)) continue;
+    if (kept == keep_latest_k) {
+      remove_step(step.path);
+    } else if (complete) {
+      ++kept;
+    }
+  }
+}
+
+}  // namespace longhaul::checkpoint

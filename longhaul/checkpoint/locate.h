@@ -1,0 +1,17 @@
+// Which checkpoint a path of the user's means. Called by open_source() and verify(), which must not
+// fail where the other does: a damaged folder is still located.
+#pragma once
+
+#include "longhaul/checkpoint/checkpoint.h"
+
+namespace longhaul::checkpoint {
+
+struct Located {
+  fs::path path;
+  bool ours = false;  // a step folder, not Hugging Face's files
+};
+
+// UserError if there is nothing of the kind.
+Located locate(const fs::path& path);
+
+}  // namespace longhaul::checkpoint

@@ -1,0 +1,54 @@
+// manifest.json: what a checkpoint folder vouches for. Written last; a file or tensor that it does
+// not name is not part of the checkpoint. Its own checksum covers everything else in it. Reading it
+// checks it against itself, not against the files: that is checkpoint_reader's part.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "longhaul/base/safetensors.h"
+
+namespace longhaul::checkpoint {
+
+inline constexpr const char* kManifestName = "manifest.json";
+
+// Bytes begin .. end - 1 of a file.
+struct Extent {
+  std::string file;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+struct TensorEntry {
+  safetensors::DType dtype = safetensors::DType::kF32;
+  std::vector<int64_t> shape;  // global
+  std::string checksum;        // XXH3-128 of the global contents, row-major
+  Extent extent;               // format 1: one shard holds the whole tensor
+};
+
+struct FileEntry {
+  int64_t bytes = 0;
+  std::string checksum;
+};
+
+struct Manifest {
+  int64_t step = 0;
+  bool model_only = false;
+  std::map<std::string, TensorEntry> tensors;
+  std::map<std::string, FileEntry> files;
+  nlohmann::json trainer = nlohmann::json::object();
+};
+
+// "full" or "model_only".
+const char* kind_name(bool model_only);
+
+// The text of manifest.json. UserError if `trainer` holds text that is not UTF-8.
+std::string encode_manifest(const Manifest& manifest);
+
+// UserError, with path and reason, if it is missing, damaged or of a newer format.
+Manifest read_manifest(const fs::path& step_folder);
+
+}  // namespace longhaul::checkpoint

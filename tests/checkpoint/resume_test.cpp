@@ -1,0 +1,161 @@
+// Which checkpoint a run resumes from, and which are deleted.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "longhaul/checkpoint/checkpoint.h"
+#include "longhaul/checkpoint/manifest.h"
+#include "tests/checkpoint/snapshots.h"
+#include "tests/support/log_capture.h"
+#include "tests/support/temp_folder.h"
+
+namespace longhaul::checkpoint {
+namespace {
+
+using test::error_of;
+using test::LogCapture;
+using test::TempFolder;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::vector<int64_t> steps_in(const fs::path& folder) {
+  std::vector<int64_t> steps;
+  for (const auto& step : list_steps(folder)) steps.push_back(step.step);
+  return steps;
+}
+
+void truncate_shard(const fs::path& step) {
+  const fs::path shard = step / "model-00001.safetensors";
+  fs::resize_file(shard, fs::file_size(shard) - 8);
+}
+
+TEST(Resume, OnlyWholeNamesCount) {
+  const TempFolder folder;
+  for (const std::string name :
+       {"step-3", "step-20", "step-0", "step-007", "step-100.backup", "foo-step-200", "step-",
+        "step-x", "step--1", "step-99999999999999999999", "Step-5", ".step-6.tmp-1", "step-5 "}) {
+    fs::create_directory(folder / name);
+  }
+  test::spill(folder / "step-40", "a file, no folder");
+  EXPECT_THAT(steps_in(folder.path()), ElementsAre(20, 3, 0));
+  EXPECT_TRUE(list_steps(folder / "missing").empty());
+}
+
+// pytorch/torchtitan 4292.
+TEST(Resume, OddNamesAndDamagedCheckpointsArePassedOver) {
+  const TempFolder folder;
+  save(folder.path(), make_snapshot(90));
+  fs::remove(folder / "step-90/manifest.json");
+  save(folder.path(), make_snapshot(100));
+  fs::copy(folder / "step-100", folder / "step-100.backup", fs::copy_options::recursive);
+  fs::copy(folder / "step-100", folder / "foo-step-200", fs::copy_options::recursive);
+  save(folder.path(), make_snapshot(110));
+  truncate_shard(folder / "step-110");
+
+  const LogCapture log;
+  EXPECT_EQ(find_resumable(folder.path()), folder / "step-100");
+  EXPECT_THAT(log.text(), AllOf(HasSubstr("step-110': '"), HasSubstr("truncated"),
+                                HasSubstr("step-90': '"), HasSubstr("no manifest.json")));
+  EXPECT_THAT(log.text(), AllOf(Not(HasSubstr("backup")), Not(HasSubstr("foo"))));
+
+  purge(folder.path(), 2);
+  save(folder.path(), make_snapshot(120));
+  purge(folder.path(), 2);
+  save(folder.path(), make_snapshot(130));
+  purge(folder.path(), 2);
+  EXPECT_THAT(steps_in(folder.path()), ElementsAre(130, 120, 90));
+  EXPECT_TRUE(fs::exists(folder / "step-100.backup/manifest.json"));
+  EXPECT_TRUE(fs::exists(folder / "foo-step-200/manifest.json"));
+}
+
+TEST(Resume, NothingToResumeFrom) {
+  const TempFolder folder;
+  EXPECT_EQ(find_resumable(folder.path()), std::nullopt);
+  EXPECT_EQ(find_resumable(folder / "missing"), std::nullopt);
+}
+
+TEST(Resume, FlippedByteInTheNewestMeansTheNextOlder) {
+  const TempFolder folder;
+  save(folder.path(), make_snapshot(1));
+  save(folder.path(), make_snapshot(2));
+  const auto entry = read_manifest(folder / "step-2").tensors.at("model.fp64");
+  test::flip_byte(folder / ("step-2/" + entry.extent.file),
+                  static_cast<size_t>(entry.extent.begin));
+  const LogCapture log;
+  EXPECT_EQ(find_resumable(folder.path()), folder / "step-1");
+  EXPECT_THAT(log.text(), AllOf(HasSubstr("step-2"), HasSubstr("tensor 'model.fp64'")));
+}
+
+TEST(Resume, ModelOnlyIsNeverResumedFrom) {
+  const TempFolder folder;
+  save(folder.path(), make_snapshot(1));
+  save(folder.path(), make_snapshot(2, true));
+  const LogCapture log;
+  EXPECT_EQ(find_resumable(folder.path()), folder / "step-1");
+  EXPECT_THAT(log.text(), AllOf(HasSubstr("step-2"), HasSubstr("model only")));
+  EXPECT_THAT(error_of<UserError>([&] { find_resumable(folder.path(), 2); }),
+              AllOf(HasSubstr("checkpoint.load_step = 2"), HasSubstr("model only")));
+}
+
+TEST(Resume, LoadStepIsThatOneOrAnError) {
+  const TempFolder folder;
+  for (const int step : {1, 2, 3}) save(folder.path(), make_snapshot(step));
+  EXPECT_EQ(find_resumable(folder.path(), 2), folder / "step-2");
+  truncate_shard(folder / "step-2");
+  EXPECT_THAT(error_of<UserError>([&] { find_resumable(folder.path(), 2); }),
+              AllOf(HasSubstr("checkpoint.load_step = 2"), HasSubstr("truncated")));
+  EXPECT_THAT(error_of<UserError>([&] { find_resumable(folder.path(), 7); }),
+              AllOf(HasSubstr("step-7' does not exist"), HasSubstr("there are: 3, 2, 1")));
+  EXPECT_THAT(error_of<UserError>([&] { find_resumable(folder / "missing", 7); }),
+              HasSubstr("there are: none"));
+}
+
+TEST(Resume, RenamedFolderIsNotTrusted) {
+  const TempFolder folder;
+  save(folder.path(), make_snapshot(1));
+  fs::copy(folder / "step-1", folder / "step-9", fs::copy_options::recursive);
+  const LogCapture log;
+  EXPECT_EQ(find_resumable(folder.path()), folder / "step-1");
+  EXPECT_THAT(log.text(), HasSubstr("its manifest says step 1"));
+}
+
+TEST(Purge, FiftySavesLeaveTwo) {
+  const TempFolder folder;
+  for (int step = 1; step <= 50; ++step) {
+    save(folder.path(), make_snapshot(step));
+    purge(folder.path(), 2);
+  }
+  EXPECT_THAT(steps_in(folder.path()), ElementsAre(50, 49));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()), 2);
+  expect_same(load(folder / "step-49"), make_snapshot(49));
+}
+
+TEST(Purge, ZeroKeepsAll) {
+  const TempFolder folder;
+  for (const int step : {1, 2, 3}) save(folder.path(), make_snapshot(step));
+  purge(folder.path(), 0);
+  EXPECT_THAT(steps_in(folder.path()), ElementsAre(3, 2, 1));
+}
+
+TEST(Purge, ModelOnlyIsNeitherCountedNorDeleted) {
+  const TempFolder folder;
+  for (const int step : {1, 3, 5}) save(folder.path(), make_snapshot(step));
+  for (const int step : {2, 4, 6}) save(folder.path(), make_snapshot(step, true));
+  purge(folder.path(), 1);
+  EXPECT_THAT(steps_in(folder.path()), ElementsAre(6, 5, 4, 2));
+}
+
+TEST(Purge, DamagedOnesDoNotCountSoAUsableOneStays) {
+  const TempFolder folder;
+  for (const int step : {1, 2, 3, 4}) save(folder.path(), make_snapshot(step));
+  truncate_shard(folder / "step-4");
+  truncate_shard(folder / "step-3");
+  truncate_shard(folder / "step-1");
+  purge(folder.path(), 1);
+  EXPECT_THAT(steps_in(folder.path()), ElementsAre(4, 3, 2));
+  EXPECT_EQ(find_resumable(folder.path()), folder / "step-2");
+}
+
+}  // namespace
+}  // namespace longhaul::checkpoint

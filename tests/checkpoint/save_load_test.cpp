@@ -1,0 +1,139 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "longhaul/base/hash.h"
+#include "longhaul/base/json.h"
+#include "longhaul/checkpoint/checkpoint.h"
+#include "longhaul/checkpoint/manifest.h"
+#include "tests/checkpoint/snapshots.h"
+#include "tests/support/temp_folder.h"
+
+namespace longhaul::checkpoint {
+namespace {
+
+using test::error_of;
+using test::TempFolder;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::vector<std::string> sorted_names(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+TEST(SaveLoad, RoundTrip) {
+  const TempFolder folder;
+  const Snapshot snapshot = make_snapshot(100);
+  const fs::path path = save(folder / "a/b", snapshot);
+  EXPECT_EQ(path, folder / "a/b/step-100");
+  expect_same(load(path), snapshot);
+  expect_same(load(path, false), snapshot);
+  EXPECT_THAT(sorted_names(folder / "a/b"), ElementsAre("step-100"));
+  EXPECT_THAT(sorted_names(path), ElementsAre("manifest.json", "model-00001.safetensors",
+                                              "optimizer-00001.safetensors"));
+}
+
+TEST(SaveLoad, ShardsAreSplitBySize) {
+  const TempFolder folder;
+  const Snapshot snapshot = make_snapshot(1);
+  const fs::path path = save(folder.path(), snapshot, {.max_shard_bytes = 300});
+  int shards = 0;
+  for (const auto& name : sorted_names(path)) shards += name.starts_with("model-");
+  EXPECT_GT(shards, 3);
+  EXPECT_TRUE(fs::exists(path / "optimizer-00002.safetensors"));
+  expect_same(load(path), snapshot);
+}
+
+TEST(SaveLoad, EmptySnapshot) {
+  const TempFolder folder;
+  Snapshot snapshot;
+  expect_same(load(save(folder.path(), snapshot)), snapshot);
+}
+
+TEST(SaveLoad, ManifestVouchesForFilesAndTensors) {
+  const TempFolder folder;
+  const fs::path path = save(folder.path(), make_snapshot(7));
+  const auto json = parse_json(test::slurp(path / kManifestName), "manifest");
+  EXPECT_EQ(json["format_version"], 1);
+  EXPECT_EQ(json["step"], 7);
+  EXPECT_EQ(json["kind"], "full");
+  const std::string file = test::slurp(path / "model-00001.safetensors");
+  EXPECT_EQ(json["files"]["model-00001.safetensors"]["bytes"], file.size());
+  EXPECT_EQ(json["files"]["model-00001.safetensors"]["checksum"], hash_hex(file));
+  const auto& tensor = json["tensors"]["model.transposed"];
+  EXPECT_EQ(tensor["shape"], (std::vector<int64_t>{20, 3}));
+  EXPECT_EQ(tensor["dtype"], "F32");
+  const size_t begin = tensor["shards"][0]["begin"], end = tensor["shards"][0]["end"];
+  const at::Tensor expected = make_snapshot(7).tensors.at("model.transposed").contiguous();
+  EXPECT_EQ(file.substr(begin, end - begin),
+            std::string(static_cast<const char*>(expected.const_data_ptr()), expected.nbytes()));
+  EXPECT_EQ(tensor["checksum"], hash_hex(expected.const_data_ptr(), expected.nbytes()));
+}
+
+TEST(SaveLoad, SavingAStepAgainReplacesIt) {
+  const TempFolder folder;
+  Snapshot snapshot = make_snapshot(5);
+  save(folder.path(), snapshot, {.max_shard_bytes = 300});
+  snapshot.tensors.erase("model.bf16");
+  snapshot.tensors["model.fp16"] = at::zeros({2}, at::kHalf);
+  save(folder.path(), snapshot);
+  expect_same(load(folder / "step-5"), snapshot);
+  EXPECT_THAT(sorted_names(folder.path()), ElementsAre("step-5"));
+  EXPECT_THAT(
+      sorted_names(folder / "step-5"),
+      ElementsAre("manifest.json", "model-00001.safetensors", "optimizer-00001.safetensors"));
+}
+
+TEST(SaveLoad, ModelOnlyNeverReplacesAFullOne) {
+  const TempFolder folder;
+  save(folder.path(), make_snapshot(5));
+  EXPECT_THAT(error_of<UserError>([&] { save(folder.path(), make_snapshot(5, true)); }),
+              HasSubstr("step-5' is a full checkpoint"));
+  expect_same(load(folder / "step-5"), make_snapshot(5));
+  save(folder.path(), make_snapshot(6, true));
+  save(folder.path(), make_snapshot(6));
+  expect_same(load(folder / "step-6"), make_snapshot(6));
+}
+
+TEST(SaveLoad, RefusesWhatCannotBeSaved) {
+  const TempFolder folder;
+  Snapshot snapshot = make_snapshot(1);
+  snapshot.tensors["model.meta"] = at::empty({2}, at::TensorOptions(at::kMeta));
+  EXPECT_THAT(error_of<Error>([&] { save(folder.path(), snapshot); }), HasSubstr("'model.meta'"));
+  snapshot = make_snapshot(1);
+  snapshot.trainer["job_file"] = "caf\xe9";
+  EXPECT_THAT(error_of<UserError>([&] { save(folder.path(), snapshot); }), HasSubstr("UTF-8"));
+  snapshot = make_snapshot(1);
+  snapshot.model_only = true;
+  EXPECT_THAT(error_of<Error>([&] { save(folder.path(), snapshot); }),
+              HasSubstr("optimizer.model"));
+  snapshot = make_snapshot(-1);
+  EXPECT_THROW(save(folder.path(), snapshot), Error);
+  EXPECT_TRUE(sorted_names(folder.path()).empty());
+}
+
+TEST(SaveLoad, FolderThatCannotBeMade) {
+  const TempFolder folder;
+  test::spill(folder / "file", "x");
+  EXPECT_THAT(error_of<FileError>([&] { save(folder / "file", make_snapshot(1)); }),
+              HasSubstr((folder / "file").string()));
+}
+
+TEST(SaveLoad, StaleTemporariesAreRemoved) {
+  const TempFolder folder;
+  // An id above the kernel's limit belongs to nobody; our own is what a restarted container has.
+  for (const std::string& name :
+       {std::string(".step-3.tmp-99999999"), fmt::format(".step-4.tmp-{}", ::getpid())}) {
+    fs::create_directory(folder / name);
+    test::spill(folder / (name + "/model-00001.safetensors"), "half");
+  }
+  fs::create_directory(folder / ".step-4.backup");
+  save(folder.path(), make_snapshot(4));
+  EXPECT_THAT(sorted_names(folder.path()), ElementsAre(".step-4.backup", "step-4"));
+}
+
+}  // namespace
+}  // namespace longhaul::checkpoint
