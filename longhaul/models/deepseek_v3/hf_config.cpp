@@ -1,9 +1,9 @@
 // config.json to ModelConfig and back.
-#include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/json.h"
 #include "longhaul/models/deepseek_v3/model_config.h"
 
 namespace longhaul::deepseek_v3 {
@@ -94,18 +94,10 @@ class Reader {
   std::string origin_;
 };
 
-json parse_json(const std::string& text, const std::string& origin) {
-  try {
-    json root = json::parse(text);
-    if (!root.is_object()) fail_user("{}: expected a JSON object", origin);
-    return root;
-  } catch (const json::out_of_range&) {
-    fail_user("{}: a number is too large", origin);
-  } catch (const json::parse_error& error) {
-    const size_t end = std::min(error.byte, text.size());
-    const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<long>(end), '\n');
-    fail_user("{}:{}: broken JSON; is the file complete?", origin, line);
-  }
+json parse_object(const std::string& text, const std::string& origin) {
+  json root = parse_json(text, origin);
+  if (!root.is_object()) fail_user("{}: expected a JSON object", origin);
+  return root;
 }
 
 void check_model_type(const Reader& file) {
@@ -280,7 +272,7 @@ void write_experts(const ModelConfig& config, ordered_json& out) {
 }  // namespace
 
 ModelConfig parse_model_config(const std::string& json_text, const std::string& origin) {
-  const json root = parse_json(json_text, origin);
+  const json root = parse_object(json_text, origin);
   const Reader file(root, origin);
   check_model_type(file);
   check_unsupported(file);
