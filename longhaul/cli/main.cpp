@@ -22,10 +22,13 @@ int fail(int status, const std::string& message) {
 
 void add_commands(CLI::App& app) {
   app.require_subcommand(1);
-  app.footer("Example:\n  longhaul config check job.toml");
+  app.footer("Example:\n  longhaul train configs/quickstart.toml");
   add_checkpoint_command(app);
   add_config_command(app);
+  add_eval_command(app);
+  add_generate_command(app);
   add_tokenizer_command(app);
+  add_train_command(app);
   add_version_command(app);
 }
 
@@ -63,7 +66,7 @@ int run(int argc, char** argv) {
 }  // namespace longhaul::cli
 
 int main(int argc, char** argv) {
-  longhaul::cli::restart_with_passive_openmp(argv);
+  longhaul::cli::restart_with_process_policy(argv);
   longhaul::log::configure(std::getenv("NO_COLOR") == nullptr);
   return longhaul::cli::run(argc, argv);
 }

@@ -16,10 +16,15 @@ bool computes(char** argv) {
 
 }  // namespace
 
-void restart_with_passive_openmp(char** argv) {
-  if (std::getenv("OMP_WAIT_POLICY") || !computes(argv)) return;
-  setenv("OMP_WAIT_POLICY", "passive", 1);
-  execv("/proc/self/exe", argv);  // returns only if it failed
+void restart_with_process_policy(char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") && std::getenv("MALLOC_TRIM_THRESHOLD_")) return;
+  if (!computes(argv)) return;
+  constexpr int kKeepTheUsers = 0;
+  setenv("OMP_WAIT_POLICY", "passive", kKeepTheUsers);
+  setenv("MALLOC_MMAP_MAX_", "0", kKeepTheUsers);
+  setenv("MALLOC_TRIM_THRESHOLD_", "281474976710656", kKeepTheUsers);  // 2^48: never
+  setenv("MALLOC_TOP_PAD_", "67108864", kKeepTheUsers);                // grow by 64 MiB
+  execv("/proc/self/exe", argv);                                       // returns only if it failed
 }
 
 }  // namespace longhaul::cli

@@ -1,7 +1,7 @@
 // Learning rate by step: TorchTitan's warmup-stable-decay schedule. Linear warm-up from lr /
-// warmup_steps, a stable part, then decay over the last `decay_ratio` of the steps (without it, over
-// everything after the warm-up) to min_lr_factor * lr. A virtual step after the last one takes the
-// end of the decay, so the last real step still learns. Pure arithmetic; called by the trainer.
+// warmup_steps, a stable part, then decay over the last `decay_ratio` of the steps (without it,
+// over everything after the warm-up) to min_lr_factor * lr. A virtual step after the last one takes
+// the end of the decay, so the last real step still learns. Pure arithmetic; called by the trainer.
 #pragma once
 
 #include <cstdint>

@@ -78,7 +78,8 @@ data::Tokenizer load_tokenizer(const JobConfig& config) {
   const fs::path place = tokenizer_place(config);
   if (!holds_tokenizer(place)) {
     fail_user(
-        "no tokenizer.json in '{}' (model.hf_assets_path); make one with `longhaul tokenizer train` "
+        "no tokenizer.json in '{}' (model.hf_assets_path); make one with `longhaul tokenizer "
+        "train` "
         "or set model.tokenizer_path",
         place.string());
   }
@@ -116,7 +117,8 @@ std::unique_ptr<data::Dataset> open_data(const DataRequest& request, const JobCo
   const auto info = dataset->info();
   if (info.max_id >= request.vocab_size) {
     fail_user(
-        "{}: the data holds token {}, but the model's vocabulary ends at {}; take the tokenizer that "
+        "{}: the data holds token {}, but the model's vocabulary ends at {}; take the tokenizer "
+        "that "
         "belongs to the model, or a model with a larger vocab_size",
         *request.path, info.max_id, request.vocab_size - 1);
   }

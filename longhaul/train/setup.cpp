@@ -1,6 +1,7 @@
 #include "longhaul/train/setup.h"
 
 #include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
 #include "longhaul/base/error.h"
 
@@ -28,12 +29,11 @@ optim::DecayType decay_type(const std::string& name) {
 }  // namespace
 
 at::Device choose_device(const std::string& wanted) {
-  const bool has_cuda = at::hasCUDA() && at::globalContext().deviceCount(at::kCUDA) > 0;
+  const bool has_cuda = at::hasCUDA() && at::detail::getCUDAHooks().deviceCount() > 0;
   if (wanted == "cuda" && !has_cuda) {
-    fail_user(
-        "training.device = \"cuda\", but {}; set training.device = \"cpu\" or \"auto\"",
-        at::hasCUDA() ? "no CUDA device is visible (see CUDA_VISIBLE_DEVICES and the driver)"
-                      : "this binary is built without CUDA (see LONGHAUL_CUDA)");
+    fail_user("training.device = \"cuda\", but {}; set training.device = \"cpu\" or \"auto\"",
+              at::hasCUDA() ? "no CUDA device is visible (see CUDA_VISIBLE_DEVICES and the driver)"
+                            : "this binary is built without CUDA (see LONGHAUL_CUDA)");
   }
   return wanted == "cuda" || (wanted == "auto" && has_cuda) ? at::Device(at::kCUDA, 0)
                                                             : at::Device(at::kCPU);

@@ -79,14 +79,15 @@ double training_flops_per_sequence(const ModelConfig& c, const ModelSettings& se
     const int64_t matrices = mla_parameters(c) +
                              feed_forward_parameters(c, i, c.num_experts_per_tok) +
                              (mtp ? 2 * c.hidden_size * c.hidden_size : 0);
-    trunk += 2.0 * static_cast<double>(matrices) * S + pairs * attention_flops_per_pair(c, settings);
+    trunk +=
+        2.0 * static_cast<double>(matrices) * S + pairs * attention_flops_per_pair(c, settings);
     trunk += mtp ? 2.0 * static_cast<double>(c.vocab_size * c.hidden_size) * S : 0;
     if (stage == IndexerStage::kOff) continue;
     const double per_pair = 2.0 * static_cast<double>(c.index_n_heads * (c.index_head_dim + 1));
     const double projections = 2.0 * static_cast<double>(indexer_parameters(c)) * S;
     // Every visible key is scored once; the backward products run over the keys of the loss.
-    indexer += (learns ? 2 : 1) * projections + all_pairs * per_pair +
-               (learns ? 2 * pairs * per_pair : 0);
+    indexer +=
+        (learns ? 2 : 1) * projections + all_pairs * per_pair + (learns ? 2 * pairs * per_pair : 0);
   }
   trunk += 2.0 * static_cast<double>(c.vocab_size * c.hidden_size) * S;
   return trunk * trunk_passes + indexer;
