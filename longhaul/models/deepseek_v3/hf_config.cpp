@@ -13,7 +13,7 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 // A value as it stands in the file, cut where it would fill the screen.
-std::string brief(const json& value) {
+std::string shortened(const json& value) {
   const std::string text = value.dump();
   return text.size() <= 60 ? text : text.substr(0, 57) + "...";
 }
@@ -77,7 +77,7 @@ class Reader {
   }
 
   [[noreturn]] void unsupported(const char* key, const std::string& why) const {
-    fail_user("{}: {}: {} is not supported, {}", origin_, key, brief(object_[key]), why);
+    fail_user("{}: {}: {} is not supported, {}", origin_, key, shortened(object_[key]), why);
   }
 
  private:
@@ -87,7 +87,7 @@ class Reader {
   }
 
   [[noreturn]] void wrong_type(const char* key, const char* expected, const json& value) const {
-    fail_user("{}: {}: expected {}, got {}", origin_, key, expected, brief(value));
+    fail_user("{}: {}: expected {}, got {}", origin_, key, expected, shortened(value));
   }
 
   const json& object_;
