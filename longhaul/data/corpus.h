@@ -24,7 +24,7 @@ struct TokenizedCorpus {
 struct TokenizeOptions {
   int num_threads = 2;
   // Called with bytes done and bytes in all, from one thread at a time.
-  std::function<void(int64_t done, int64_t total)> progress;
+  std::function<void(int64_t done, int64_t total)> progress = {};
 };
 
 // The result does not depend on the number of threads. Memory: 4 bytes a token, and the text of the

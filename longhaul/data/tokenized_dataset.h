@@ -11,8 +11,8 @@ namespace longhaul::data {
 struct TokenizedOptions {
   // The extra slots are padding: what lies behind a row's end is not known.
   RowShape shape;
-  std::optional<int32_t> vocab_size;  // ids are checked against it
-  bool repeat = true;                 // true: the rows never end; false: one pass
+  std::optional<int32_t> vocab_size = {};  // ids are checked against it
+  bool repeat = true;                      // true: the rows never end; false: one pass
 };
 
 class TokenizedDataset : public Dataset {

@@ -3,12 +3,14 @@
 #include <iostream>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/log.h"
 
 namespace longhaul::cli {
 void add_tokenizer_command(CLI::App& app);
 }
 
 int main(int argc, char** argv) {
+  longhaul::log::configure(false);
   CLI::App app("tokenizer command");
   longhaul::cli::add_tokenizer_command(app);
   try {

@@ -1,0 +1,116 @@
+#include "longhaul/data/corpus.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "longhaul/base/error.h"
+#include "longhaul/data/bpe_trainer.h"
+#include "tests/data/temporary_folder.h"
+
+namespace longhaul::data {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+Tokenizer bytes_tokenizer(std::vector<std::string> special = {"<|endoftext|>"}) {
+  BpeTrainingOptions options;
+  options.vocab_size = static_cast<int32_t>(256 + special.size());
+  options.special_tokens = std::move(special);
+  return Tokenizer::parse(train_bpe({"x"}, options).json, "bytes");
+}
+
+std::vector<std::string> names(const std::vector<CorpusFile>& files,
+                               const std::filesystem::path& folder) {
+  std::vector<std::string> result;
+  for (const auto& file : files) result.push_back(file.path.lexically_relative(folder).string());
+  return result;
+}
+
+TEST(FileList, FoldersAreSortedAndHiddenFilesSkipped) {
+  const TemporaryFolder folder;
+  for (const char* name : {"b.txt", "a/z.txt", "a/b/c.txt", ".hidden", ".git/x", "a/.h", "a.txt"}) {
+    folder.write(name, "x");
+  }
+  EXPECT_THAT(names(list_files(folder.path().string()), folder.path()),
+              ElementsAre("a.txt", "a/b/c.txt", "a/z.txt", "b.txt"));
+}
+
+TEST(FileList, ListsKeepTheirOrder) {
+  const TemporaryFolder folder;
+  const auto b = folder.write("b.txt", "12"), a = folder.write("a.txt", "1");
+  const auto comma = folder.write("x,y.txt", "123");
+  const auto files = list_files(b + "," + a);
+  EXPECT_THAT(names(files, folder.path()), ElementsAre("b.txt", "a.txt"));
+  EXPECT_EQ(total_bytes(files), 3u);
+  EXPECT_THAT(names(list_files(comma), folder.path()), ElementsAre("x,y.txt"));
+}
+
+TEST(FileList, BadInput) {
+  const TemporaryFolder folder;
+  EXPECT_THAT(user_error([&] { list_files(folder.path().string()); }), HasSubstr("no files"));
+  EXPECT_THAT(user_error([&] { list_files((folder.path() / "nothing").string()); }),
+              AllOf(HasSubstr("nothing"), HasSubstr("does not exist")));
+  EXPECT_THAT(user_error([&] { list_files(""); }), HasSubstr("no files"));
+}
+
+TEST(Corpus, EachFileIsADocumentWithAnEnd) {
+  const TemporaryFolder folder;
+  folder.write("1", "ab");
+  folder.write("2", "");
+  folder.write("3", "c\xFF");
+  const auto tokenizer = bytes_tokenizer();
+  const auto corpus = tokenize_files(list_files(folder.path().string()), tokenizer);
+  EXPECT_EQ(tokenizer.decode(corpus.ids), "ab<|endoftext|>c\uFFFD<|endoftext|>");
+  EXPECT_THAT(corpus.document_ends, ElementsAre(3, 8));
+  EXPECT_EQ(corpus.empty_files, 1);
+  EXPECT_EQ(corpus.broken_files, 1);
+  EXPECT_EQ(corpus.text_bytes, 6);
+  EXPECT_EQ(corpus.token_bytes.size(), 257u);
+  EXPECT_EQ(corpus.token_bytes[256], 0u);
+}
+
+TEST(Corpus, TheNumberOfThreadsDoesNotMatter) {
+  const TemporaryFolder folder;
+  for (int i = 0; i < 100; ++i) {
+    folder.write("f" + std::to_string(i),
+                 std::string(static_cast<size_t>(i * 37 % 500), 'a') + "b");
+  }
+  const auto files = list_files(folder.path().string());
+  const auto tokenizer = bytes_tokenizer();
+  const auto one = tokenize_files(files, tokenizer, {.num_threads = 1});
+  for (const int threads : {2, 5}) {
+    int64_t last = 0;
+    const auto many = tokenize_files(
+        files, tokenizer, {.num_threads = threads, .progress = [&](int64_t done, int64_t total) {
+                             EXPECT_GT(done, last);
+                             EXPECT_EQ(total, static_cast<int64_t>(total_bytes(files)));
+                             last = done;
+                           }});
+    EXPECT_EQ(many.ids, one.ids);
+    EXPECT_EQ(many.document_ends, one.document_ends);
+    EXPECT_EQ(last, static_cast<int64_t>(total_bytes(files)));
+  }
+}
+
+TEST(Corpus, BadInput) {
+  const TemporaryFolder folder;
+  folder.write("a", "");
+  folder.write("b", "");
+  const auto empty = list_files(folder.path().string());
+  EXPECT_THAT(user_error([&] { tokenize_files(empty, bytes_tokenizer()); }),
+              HasSubstr("all 2 files of the corpus are empty"));
+  EXPECT_THAT(user_error([&] { tokenize_files(empty, bytes_tokenizer({"<end>"})); }),
+              AllOf(HasSubstr("end-of-text"), HasSubstr("eos_token")));
+  const std::vector<CorpusFile> gone = {{folder.path() / "gone", 5}};
+  EXPECT_THAT(user_error([&] { tokenize_files(gone, bytes_tokenizer()); }), HasSubstr("gone"));
+}
+
+TEST(Corpus, AnUnreadableFileIsNamed) {
+  // A regular file that opens but does not read, even for root.
+  EXPECT_THAT(user_error([] { tokenize_files(list_files("/proc/self/mem"), bytes_tokenizer()); }),
+              HasSubstr("/proc/self/mem"));
+}
+
+}  // namespace
+}  // namespace longhaul::data
