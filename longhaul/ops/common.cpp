@@ -5,6 +5,26 @@
 #include "longhaul/base/error.h"
 
 namespace longhaul::ops {
+namespace {
+
+bool fits(const Tensor& x, at::IntArrayRef expected) {
+  if (x.dim() != static_cast<int64_t>(expected.size())) return false;
+  for (size_t d = 0; d < expected.size(); ++d) {
+    if (expected[d] != kAnySize && expected[d] != x.size(static_cast<int64_t>(d))) return false;
+  }
+  return true;
+}
+
+// "2 x 3 x any".
+std::string expected_text(at::IntArrayRef sizes) {
+  std::string text;
+  for (const int64_t size : sizes) {
+    text += (text.empty() ? "" : " x ") + (size == kAnySize ? "any" : std::to_string(size));
+  }
+  return text;
+}
+
+}  // namespace
 
 Tensor visible_mask(const Tensor& doc_start_BS) {
   check_dims(doc_start_BS, 2, "doc_start");
@@ -18,6 +38,11 @@ std::string shape_text(const Tensor& x) { return fmt::format("{}", fmt::join(x.s
 
 void check_dims(const Tensor& x, int64_t dims, const char* what) {
   LONGHAUL_CHECK(x.dim() == dims, "{}: expected {} dimensions, got {}", what, dims, shape_text(x));
+}
+
+void check_shape(const Tensor& x, at::IntArrayRef expected, const char* what) {
+  LONGHAUL_CHECK(fits(x, expected), "{}: expected [{}], got [{}]", what, expected_text(expected),
+                 shape_text(x));
 }
 
 }  // namespace longhaul::ops

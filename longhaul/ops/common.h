@@ -25,4 +25,10 @@ std::string shape_text(const Tensor& x);
 // Throws Error naming the tensor unless `x` has `dims` dimensions; `what` names it.
 void check_dims(const Tensor& x, int64_t dims, const char* what);
 
+// A size that check_shape does not look at.
+inline constexpr int64_t kAnySize = -1;
+
+// Throws Error with the expected and the actual shape unless `x` has the sizes `expected`.
+void check_shape(const Tensor& x, at::IntArrayRef expected, const char* what);
+
 }  // namespace longhaul::ops

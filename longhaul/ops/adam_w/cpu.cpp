@@ -62,9 +62,10 @@ bool fits(const at::Tensor& param, const at::Tensor& x) {
 
 void adam_w(at::Tensor& param, const at::Tensor& grad, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,
             int64_t step, const AdamWOptions& options) {
-  LONGHAUL_CHECK(grad.sizes() == param.sizes() && step >= 1,
-                 "adam_w: param [{}], grad [{}], step {}", shape_text(param), shape_text(grad),
-                 step);
+  LONGHAUL_CHECK(step >= 1, "adam_w: step {}, must be at least 1", step);
+  check_shape(grad, param.sizes(), "adam_w: grad");
+  check_shape(exp_avg, param.sizes(), "adam_w: exp_avg");
+  check_shape(exp_avg_sq, param.sizes(), "adam_w: exp_avg_sq");
   const bool contiguous =
       fits(param, param) && fits(param, grad) && fits(param, exp_avg) && fits(param, exp_avg_sq);
   if (contiguous && param.scalar_type() == at::kFloat) {

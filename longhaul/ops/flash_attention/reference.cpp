@@ -42,6 +42,18 @@ struct KeysByHead {
   }
 };
 
+void check_operands(const Tensor& q, const Tensor& key, const Tensor& value) {
+  check_dims(q, 4, "attention query");
+  const int64_t B = q.size(0), H = q.size(2), D = q.size(3);
+  if (key.dim() == 3) {
+    check_shape(key, {B, kAnySize, D}, "attention key");
+    check_shape(value, {B, key.size(1), kAnySize}, "attention value");
+  } else {
+    check_shape(key, {B, kAnySize, H, D}, "attention key");
+    check_shape(value, {B, key.size(1), H, kAnySize}, "attention value");
+  }
+}
+
 template <typename Keys>
 AttentionResult attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_BSS,
                        const AttentionOptions& options) {
@@ -73,11 +85,8 @@ AttentionResult attend(const Tensor& q, const Tensor& k, const Tensor& v, const 
 
 AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
                                  const Tensor& mask_BSS, const AttentionOptions& options) {
-  check_dims(query_BSHD, 4, "attention query");
-  LONGHAUL_CHECK((key.dim() == 3 || key.dim() == 4) && key.dim() == value.dim() &&
-                     key.size(-1) == query_BSHD.size(-1),
-                 "attention: query [{}], key [{}], value [{}]", shape_text(query_BSHD),
-                 shape_text(key), shape_text(value));
+  check_operands(query_BSHD, key, value);
+  check_shape(mask_BSS, {query_BSHD.size(0), query_BSHD.size(1), key.size(1)}, "attention mask");
   return key.dim() == 3 ? attend<SharedKeys>(query_BSHD, key, value, mask_BSS, options)
                         : attend<KeysByHead>(query_BSHD, key, value, mask_BSS, options);
 }

@@ -23,6 +23,7 @@ std::vector<Group> groups_of(const Tensor& counts_E, int64_t total_rows) {
   const auto* count = counts.const_data_ptr<int64_t>();
   int64_t begin = 0;
   for (int64_t e = 0; e < counts.numel(); ++e) {
+    LONGHAUL_CHECK(count[e] >= 0, "grouped_matmul: expert {} has {} rows", e, count[e]);
     if (count[e] > 0) groups.push_back({e, begin, count[e]});
     begin += count[e];
   }

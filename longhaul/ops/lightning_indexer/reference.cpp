@@ -11,10 +11,12 @@ namespace longhaul::ops {
 namespace {
 
 // The K largest visible entries of each row, ties to the lowest index. at::topk leaves the order of
-// ties open, so it only provides the threshold.
+// ties open, so it only provides the threshold. NaN counts as the largest score: a row keeps its
+// keys and the NaN travels on to the loss, where it is seen.
 Tensor select_topk(const Tensor& scores_BSS, const Tensor& visible_BSS, int64_t K) {
   const double lowest = -std::numeric_limits<double>::infinity();
-  const Tensor masked = scores_BSS.masked_fill(visible_BSS.logical_not(), lowest);
+  const Tensor masked = scores_BSS.masked_fill(scores_BSS.isnan(), -lowest)
+                            .masked_fill_(visible_BSS.logical_not(), lowest);
   const Tensor threshold =
       std::get<0>(masked.topk(K, -1, /*largest=*/true, /*sorted=*/false)).amin(-1, true);
   const Tensor above = masked > threshold;
@@ -27,9 +29,9 @@ Tensor select_topk(const Tensor& scores_BSS, const Tensor& visible_BSS, int64_t 
 
 Tensor indexer_scores(const Tensor& query_BSHD, const Tensor& key_BSD, const Tensor& weights_BSH) {
   check_dims(query_BSHD, 4, "indexer query");
-  check_dims(key_BSD, 3, "indexer key");
-  check_dims(weights_BSH, 3, "indexer weights");
   const int64_t B = query_BSHD.size(0), S = query_BSHD.size(1), H = query_BSHD.size(2);
+  check_shape(key_BSD, {B, kAnySize, query_BSHD.size(3)}, "indexer key");
+  check_shape(weights_BSH, {B, S, H}, "indexer weights");
   const auto wide = wide_type(query_BSHD);
   const Tensor dots =
       product(query_BSHD.to(wide).reshape({B, S * H, -1}), key_BSD.to(wide).transpose(1, 2))
@@ -49,11 +51,12 @@ Tensor mask_to_indices(const Tensor& selected_BSS, int64_t K) {
 
 Tensor indices_to_mask(const Tensor& indices_BSK, int64_t S) {
   const int64_t B = indices_BSK.size(0), rows = indices_BSK.size(1);
-  const Tensor index = indices_BSK.to(at::kLong);
-  const Tensor slot = index.masked_fill(index < 0, S);
+  // -1 lands in a first slot that is cut off; an index of S or more is out of range for the
+  // scatter.
+  const Tensor slot = indices_BSK.to(at::kLong).clamp_min(-1).add_(1);
   return at::zeros({B, rows, S + 1}, indices_BSK.options().dtype(at::kBool))
       .scatter_(2, slot, true)
-      .narrow(2, 0, S);
+      .narrow(2, 1, S);
 }
 
 IndexerSelection lightning_indexer(const Tensor& query_BSHD, const Tensor& key_BSD,
@@ -61,8 +64,9 @@ IndexerSelection lightning_indexer(const Tensor& query_BSHD, const Tensor& key_B
                                    int64_t topk) {
   LONGHAUL_CHECK(topk >= 1, "lightning_indexer: topk is {}, must be at least 1", topk);
   const at::NoGradGuard no_grad;
-  const int64_t S = key_BSD.size(1), K = std::min(topk, S);
   const Tensor scores = indexer_scores(query_BSHD, key_BSD, weights_BSH);
+  const int64_t S = key_BSD.size(1), K = std::min(topk, S);
+  check_shape(doc_start_BS, {scores.size(0), S}, "lightning_indexer: doc_start");
   const Tensor selected = select_topk(scores, visible_mask(doc_start_BS), K);
   const Tensor indices = mask_to_indices(selected, K);
   const Tensor index = indices.to(at::kLong);

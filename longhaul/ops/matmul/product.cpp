@@ -32,8 +32,13 @@ void aten_product_out(const Tensor& a, const Tensor& b, Tensor& out, float beta)
 }  // namespace
 
 void product_out(const Tensor& a, const Tensor& b, Tensor& out, float beta) {
-  LONGHAUL_CHECK(a.dim() == b.dim() && (a.dim() == 2 || a.dim() == 3) && a.size(-1) == b.size(-2),
+  LONGHAUL_CHECK(a.dim() == b.dim() && (a.dim() == 2 || a.dim() == 3) && a.size(-1) == b.size(-2) &&
+                     (a.dim() == 2 || a.size(0) == b.size(0)),
                  "product of [{}] and [{}]", shape_text(a), shape_text(b));
+  auto expected = a.sizes().vec();
+  expected.back() = b.size(-1);
+  check_shape(out, expected, "result of a product");
+  const at::NoGradGuard no_grad;
   if (onednn_applies(a, b, out)) {
     at::native::mkldnn_matmul(a, b, out, beta, 1.0F);
   } else {
@@ -42,6 +47,8 @@ void product_out(const Tensor& a, const Tensor& b, Tensor& out, float beta) {
 }
 
 Tensor product(const Tensor& a, const Tensor& b) {
+  LONGHAUL_CHECK(a.dim() >= 2 && b.dim() == a.dim(), "product of [{}] and [{}]", shape_text(a),
+                 shape_text(b));
   auto shape = a.sizes().vec();
   shape.back() = b.size(-1);
   Tensor out = at::empty(shape, a.options());

@@ -39,6 +39,9 @@ Tensor choose_experts(const Tensor& scores_TE, const Tensor& bias_E, const Gatin
   check_dims(scores_TE, 2, "router scores");
   LONGHAUL_CHECK(options.k >= 1 && options.k <= scores_TE.size(1), "top-{} of {} experts",
                  options.k, scores_TE.size(1));
+  LONGHAUL_CHECK(options.topk_group >= 1 && options.topk_group <= options.n_group,
+                 "the best {} of {} groups", options.topk_group, options.n_group);
+  if (bias_E.defined()) check_shape(bias_E, {scores_TE.size(1)}, "router bias");
   const at::NoGradGuard no_grad;
   const Tensor biased = bias_E.defined() ? scores_TE + bias_E : scores_TE.detach();
   return stable_topk(options.n_group > 1 ? limit_to_groups(biased, options) : biased, options.k)
@@ -47,6 +50,7 @@ Tensor choose_experts(const Tensor& scores_TE, const Tensor& bias_E, const Gatin
 
 Tensor gate_weights(const Tensor& scores_TE, const Tensor& experts_TK,
                     const GatingOptions& options) {
+  check_shape(experts_TK, {scores_TE.size(0), kAnySize}, "chosen experts");
   Tensor weights = scores_TE.gather(1, experts_TK);
   if (options.normalize) weights = weights / (weights.sum(-1, true) + 1e-20);
   return weights * options.scale;

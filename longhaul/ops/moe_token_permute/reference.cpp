@@ -81,14 +81,14 @@ TokenOrder sort_by_expert(const Tensor& experts_TK, int64_t num_experts) {
 }
 
 Tensor moe_token_permute(const Tensor& tokens_TD, const TokenOrder& order) {
-  check_dims(tokens_TD, 2, "tokens");
+  check_shape(tokens_TD, {order.inverse.size(0), kAnySize}, "permute: tokens");
   return Permute::apply(tokens_TD, order.order, order.inverse);
 }
 
 Tensor moe_token_unpermute(const Tensor& permuted, const Tensor& probs_TK,
                            const TokenOrder& order) {
-  LONGHAUL_CHECK(probs_TK.sizes() == order.inverse.sizes(), "unpermute: probs [{}], choices [{}]",
-                 shape_text(probs_TK), shape_text(order.inverse));
+  check_shape(probs_TK, order.inverse.sizes(), "unpermute: probs");
+  check_shape(permuted, {order.order.numel(), kAnySize}, "unpermute: rows");
   return Unpermute::apply(permuted, probs_TK, order.order, order.inverse);
 }
 

@@ -1,9 +1,13 @@
 #include <ATen/ATen.h>
 
+#include "longhaul/ops/common.h"
 #include "longhaul/ops/swiglu/swiglu.h"
 
 namespace longhaul::ops {
 
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) { return at::silu(gate) * up; }
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  check_shape(up, gate.sizes(), "swiglu: up");
+  return at::silu(gate) * up;
+}
 
 }  // namespace longhaul::ops
