@@ -1,9 +1,23 @@
 #include "longhaul/config/degrees.h"
 
+#include <initializer_list>
+#include <limits>
+
 #include "longhaul/base/error.h"
 
 namespace longhaul {
 namespace {
+
+// The product, or the largest number where it would not fit; nothing equals or divides that.
+int64_t product(std::initializer_list<int64_t> factors) {
+  int64_t result = 1;
+  for (const int64_t factor : factors) {
+    if (__builtin_mul_overflow(result, factor, &result)) {
+      return std::numeric_limits<int64_t>::max();
+    }
+  }
+  return result;
+}
 
 struct Degrees {
   int64_t ranks, replicate, shard, cp, tp, pp, ep, etp;
@@ -28,7 +42,7 @@ Degrees degrees_of(const JobConfig& config, int64_t ranks) {
 
 // A shard degree of -1 takes the ranks that the others leave over.
 void resolve_shard(Degrees& d) {
-  const int64_t others = d.replicate * d.cp * d.tp * d.pp;
+  const int64_t others = product({d.replicate, d.cp, d.tp, d.pp});
   if (d.shard == -1) {
     if (d.ranks % others != 0) {
       fail_user("{}: the other degrees multiply to {}, which does not divide {}", d.text(), others,
@@ -36,8 +50,8 @@ void resolve_shard(Degrees& d) {
     }
     d.shard = d.ranks / others;
   }
-  if (d.shard * others != d.ranks) {
-    fail_user("{}: the product is {}, not {}", d.text(), d.shard * others, d.ranks);
+  if (const int64_t all = product({d.shard, others}); all != d.ranks) {
+    fail_user("{}: the product is {}, not {}", d.text(), all, d.ranks);
   }
 }
 
@@ -47,18 +61,19 @@ std::string check_experts(const Degrees& d) {
     fail_user("{}: parallelism.expert_tensor_parallel_degree {} must be 1 or tp {}", d.text(),
               d.etp, d.tp);
   }
-  const int64_t sparse = d.shard * d.cp * d.tp;
-  if (sparse % (d.ep * d.etp) != 0) {
+  const int64_t sparse = d.shard * d.cp * d.tp;  // at most the ranks
+  const int64_t expert_ranks = product({d.ep, d.etp});
+  if (sparse % expert_ranks != 0) {
     fail_user("{}: ep {} x etp {} must divide dp_shard x cp x tp = {}", d.text(), d.ep, d.etp,
               sparse);
   }
   return fmt::format("; experts: dp_shard x cp x tp = {} = efsdp {} x ep {} x etp {}", sparse,
-                     sparse / (d.ep * d.etp), d.ep, d.etp);
+                     sparse / expert_ranks, d.ep, d.etp);
 }
 
 void check_batch(const JobConfig& config, const Degrees& d) {
   const int64_t global = config.training.global_batch_size;
-  const int64_t step = config.training.local_batch_size * d.replicate * d.shard;
+  const int64_t step = product({config.training.local_batch_size, d.replicate, d.shard});
   if (global > 0 && global % step != 0) {
     fail_user(
         "{}: training.global_batch_size {} is not a multiple of local_batch_size x dp_replicate x "

@@ -1,11 +1,9 @@
 #include "longhaul/config/load.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/file.h"
 #include "longhaul/base/text.h"
 #include "longhaul/config/option.h"
 #include "longhaul/config/raw_value.h"
@@ -15,22 +13,16 @@
 namespace longhaul {
 namespace {
 
-std::string read_file(const std::string& path) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  const auto status = fs::status(path, error);
+std::string read_job_file(const std::string& path) {
+  std::error_code ignored;
+  const auto status = fs::status(path, ignored);
   if (!fs::exists(status)) {
-    fail_user("{}: there is no such job file; `longhaul config show` prints one to start from",
-              path);
+    fail_user("{}: there is no such job file; docs/config.md says what one holds", path);
   }
   if (fs::is_directory(status)) {
     fail_user("{}: is a folder; give the job file (*.toml) inside it", path);
   }
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) fail_user("{}: cannot be read; check its permissions", path);
-  return text.str();
+  return read_file(path);
 }
 
 bool is_section(const std::string& name) {
@@ -86,6 +78,17 @@ JobWords overrides_only(const Strings& words) {
   return result;
 }
 
+JobConfig finished(JobConfig config, const JobWords& words) {
+  apply(words, config);
+  settle(config);
+  validate(config);
+  return config;
+}
+
+JobConfig load_from(const std::string& file, const JobWords& words) {
+  return finished(file.empty() ? JobConfig{} : config_from(read_job_file(file), file), words);
+}
+
 std::string job_file(const std::string& path, const JobWords& words) {
   std::string file = path;
   for (const auto& [key, value] : words.overrides) {
@@ -129,16 +132,23 @@ std::string key_hint(const std::string& key) {
 }
 
 JobConfig parse_job(const std::string& text, const std::string& name, const Strings& overrides) {
-  JobConfig config = config_from(text, name);
-  apply(overrides_only(overrides), config);
-  settle(config);
-  validate(config);
-  return config;
+  return finished(config_from(text, name), overrides_only(overrides));
 }
 
 JobConfig load_job(const std::string& path, const Strings& overrides) {
-  const std::string file = job_file(path, overrides_only(overrides));
-  return parse_job(file.empty() ? "" : read_file(file), file, overrides);
+  const JobWords words = overrides_only(overrides);
+  return load_from(job_file(path, words), words);
+}
+
+CommandLineJob load_command_line(const Strings& command_line) {
+  const JobWords words = split_words(command_line);
+  if (words.plain.size() > 1) {
+    fail_user(
+        "command line: what is '{}'? The job file is {}; settings are written --section.key value",
+        words.plain[1], words.plain[0]);
+  }
+  const std::string file = job_file(words.plain.empty() ? "" : words.plain[0], words);
+  return {load_from(file, words), file};
 }
 
 }  // namespace longhaul

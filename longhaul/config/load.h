@@ -29,7 +29,16 @@ JobWords split_words(const Strings& words);
 // path means `--job.config_file` if it is among the overrides, else the defaults alone.
 JobConfig load_job(const std::string& path, const Strings& overrides = {});
 
-// The same from the file's text; `name` stands for the file in messages.
+// A job and the file it came from ("" for none).
+struct CommandLineJob {
+  JobConfig config;
+  std::string file;
+};
+
+// The job of a command's words: overrides and at most one plain word, the job file.
+CommandLineJob load_command_line(const Strings& words);
+
+// The same as load_job from the file's text; `name` stands for the file in messages.
 JobConfig parse_job(const std::string& text, const std::string& name,
                     const Strings& overrides = {});
 

@@ -3,6 +3,17 @@
 #include <algorithm>
 #include <sstream>
 
+namespace {
+
+// toml++ asserts on some broken headers, "[#]" for one, instead of reporting them. As an exception
+// the assertion becomes a message like any other.
+struct ParserAssertion {};
+[[noreturn]] void fail_parser_assertion() { throw ParserAssertion(); }
+
+}  // namespace
+
+#undef NDEBUG  // toml++ would drop the assertions and read on
+#define TOML_ASSERT(condition) ((condition) ? static_cast<void>(0) : fail_parser_assertion())
 #define TOML_EXCEPTIONS 1
 #define TOML_ENABLE_FORMATTERS 0
 #include <toml++/toml.h>
@@ -78,6 +89,21 @@ std::string reason(const toml::parse_error& error) {
   return "broken TOML: " + (text.starts_with(lead) ? text.substr(lead.size()) : text);
 }
 
+// The first line at which the parser gives up on the text's beginning.
+int64_t line_of_assertion(const std::string& text) {
+  int64_t line = 1;
+  for (size_t end = text.find('\n'); end != std::string::npos; end = text.find('\n', end + 1)) {
+    try {
+      static_cast<void>(toml::parse(std::string_view(text).substr(0, end + 1)));
+    } catch (const ParserAssertion&) {
+      return line;
+    } catch (const toml::parse_error&) {
+    }
+    ++line;
+  }
+  return line;
+}
+
 }  // namespace
 
 std::vector<TomlEntry> parse_toml(const std::string& text, const std::string& name) {
@@ -87,6 +113,8 @@ std::vector<TomlEntry> parse_toml(const std::string& text, const std::string& na
     collect(toml::parse(text, name), "", entries);
   } catch (const toml::parse_error& error) {
     fail_user("{}:{}: {}", name, error.source().begin.line, reason(error));
+  } catch (const ParserAssertion&) {
+    fail_user("{}:{}: broken TOML: not a key", name, line_of_assertion(text));
   }
   std::stable_sort(entries.begin(), entries.end(),
                    [](const auto& a, const auto& b) { return a.line < b.line; });
@@ -99,6 +127,8 @@ RawValue parse_toml_value(const std::string& text, const std::string& place) {
     return to_raw(*table.get("value"));
   } catch (const toml::parse_error& error) {
     fail_user("{}: {}: {}", place, text, reason(error));
+  } catch (const ParserAssertion&) {
+    fail_user("{}: {}: broken TOML", place, text);
   }
 }
 

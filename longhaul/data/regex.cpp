@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "longhaul/base/error.h"
+#include "longhaul/data/unicode_additions.h"
 
 namespace longhaul::data {
 namespace {
@@ -19,6 +20,22 @@ constexpr std::string_view kWord =
     R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189})";
 constexpr std::string_view kHexDigit = "0-9a-fA-F";
 constexpr size_t kJitStackBytes = 16 << 20;
+
+// What joined the category `name` ("L", "Lu") after PCRE2's version of Unicode.
+std::string unicode_additions(std::string_view name) {
+  std::string members;
+  if (name.empty()) return members;
+  for (const auto& addition : kUnicodeAdditions) {
+    if (addition.category.starts_with(name)) members += addition.members;
+  }
+  return members;
+}
+
+std::string word_members() {
+  std::string members(kWord);
+  for (const char* category : {"L", "M", "Nd", "Nl", "Pc"}) members += unicode_additions(category);
+  return members;
+}
 
 // Walks over a pattern once, copying or translating its pieces.
 class Translator {
@@ -106,12 +123,28 @@ class Translator {
   void escape() {
     const char kind = at_ + 1 < in_.size() ? in_[at_ + 1] : '\0';
     if (kind == 's' || kind == 'S') return set(kSpace, kind == 'S');
-    if (kind == 'w' || kind == 'W') return set(kWord, kind == 'W');
+    if (kind == 'w' || kind == 'W') return set(word_members(), kind == 'W');
     if (kind == 'H' && in_class_) refuse("\\H inside a set");
     if (kind == 'h' || kind == 'H') return set(kHexDigit, kind == 'H');
     if (kind == 'u') return unicode_escape();
     const bool braces = (kind == 'p' || kind == 'P' || kind == 'x') && next_brace();
+    if (braces && kind != 'x' && property(kind == 'P')) return;
     copy(braces ? in_.find('}', at_) + 1 - at_ : std::min<size_t>(2, in_.size() - at_));
+  }
+
+  // \p{L} and the like, with what PCRE2 does not know yet; false for other properties.
+  bool property(bool negated) {
+    const size_t end = in_.find('}', at_);
+    const std::string added = unicode_additions(in_.substr(at_ + 3, end - at_ - 3));
+    if (added.empty() || (in_class_ && negated)) return false;
+    const std::string_view name = in_.substr(at_ + 2, end + 1 - at_ - 2);
+    if (in_class_) {
+      out_ += fmt::format("\\p{}{}", name, added);
+    } else {
+      out_ += fmt::format("[{}\\p{}{}]", negated ? "^" : "", name, added);
+    }
+    at_ = end + 1;
+    return true;
   }
 
   bool next_brace() const {

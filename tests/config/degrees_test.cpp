@@ -33,6 +33,13 @@ TEST(Degrees, ProductsThatDoNotFit) {
   EXPECT_EQ(line(0, {}), "--ranks: 0 is out of range, expected >= 1");
 }
 
+TEST(Degrees, ProductsThatAreTooLargeForANumber) {
+  const std::string text = line(8, {"--parallelism.tensor_parallel_degree", "4611686018427387904",
+                                    "--parallelism.context_parallel_degree", "4",
+                                    "--parallelism.data_parallel_shard_degree", "2"});
+  EXPECT_NE(text.find("the product is 9223372036854775807, not 8"), std::string::npos) << text;
+}
+
 TEST(Degrees, Experts) {
   const Strings recipe = {"--parallelism.tensor_parallel_degree",   "4",
                           "--parallelism.pipeline_parallel_degree", "2",

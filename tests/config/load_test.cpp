@@ -7,6 +7,8 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <random>
 
 #include "longhaul/base/error.h"
 #include "longhaul/config/option.h"
@@ -197,6 +199,11 @@ TEST(Load, BrokenTomlNamesTheLine) {
   }
 }
 
+TEST(Load, HeadersWithoutAName) {
+  EXPECT_EQ(error_of("[training]\nsteps = 1\n[#]\n"), "job.toml:3: broken TOML: not a key");
+  EXPECT_EQ(error_of("[=]"), "job.toml:1: broken TOML: not a key");
+}
+
 TEST(Load, WhatIsGivenTwice) {
   EXPECT_EQ(error_of("[training]\nsteps = 1\nsteps = 2\n"),
             "job.toml:3: the integer 'steps' is given twice; remove one");
@@ -225,6 +232,31 @@ TEST(Load, ErrorsOnTheCommandLine) {
             "command line: debug.dump_steps: expected a list of integers, got the string \"x\"");
   const std::string broken = error_of("", {"--debug.dump_steps", "[1,"});
   EXPECT_TRUE(broken.starts_with("command line: debug.dump_steps: [1,: broken TOML: ")) << broken;
+}
+
+// Bytes cut out, doubled or replaced anywhere: a job or one line of error, nothing else.
+TEST(Load, DamagedFilesGiveAJobOrOneLine) {
+  std::ifstream file(std::string(LONGHAUL_SOURCE_DIR) +
+                     "/tests/config/data/recipe_v32_671b_128die.toml");
+  const std::string good{std::istreambuf_iterator<char>(file), {}};
+  ASSERT_GT(good.size(), 1000u);
+  std::mt19937 random(7);
+  int errors = 0;
+  for (int round = 0; round < 3000; ++round) {
+    std::string text = good;
+    const size_t at = random() % text.size();
+    const size_t length = 1 + random() % 20;
+    if (round % 3 == 0) text.erase(at, length);
+    if (round % 3 == 1) text.insert(at, text.substr(at / 2, length));
+    if (round % 3 == 2) text[at] = static_cast<char>(random());
+    const std::string message = error_of(text);
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    if (message != "no error") {
+      ++errors;
+      EXPECT_TRUE(message.starts_with("job.toml:") || message.starts_with("default: ")) << message;
+    }
+  }
+  EXPECT_GT(errors, 1000);
 }
 
 class LoadFile : public ::testing::Test {

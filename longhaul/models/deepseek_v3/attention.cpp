@@ -76,6 +76,11 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
   Tensor indices_BSK;
   if (learn || stage_ == IndexerStage::kSparse) {
     indexer_inputs = indexer_->forward(x_BSD, q.latent_BSQ, sequence.rope);
+    if (ctx.probe) {
+      ctx.probe("indexer_query", layer_, indexer_inputs.query_BSHD);
+      ctx.probe("indexer_key", layer_, indexer_inputs.key_BSD);
+      ctx.probe("indexer_weights", layer_, indexer_inputs.weights_BSH);
+    }
   }
   if (stage_ == IndexerStage::kSparse) {
     indices_BSK = decide_once(ctx.decisions ? &ctx.decisions->topk_indices : nullptr, layer_,

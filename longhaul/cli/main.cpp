@@ -1,0 +1,72 @@
+// The program: reads the command line, runs one command and turns failures into one line on stderr
+// and an exit status: 0 fine, 1 failed while running, 2 the user's mistake.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <exception>
+
+#include "longhaul/base/error.h"
+#include "longhaul/base/log.h"
+#include "longhaul/base/text.h"
+#include "longhaul/cli/commands.h"
+#include "longhaul/cli/startup.h"
+
+namespace longhaul::cli {
+namespace {
+
+int fail(int status, const std::string& message) {
+  fmt::print(stderr, "error: {}\n", message);
+  return status;
+}
+
+void add_commands(CLI::App& app) {
+  app.require_subcommand(1);
+  app.footer("Example:\n  longhaul train configs/quickstart.toml");
+  add_checkpoint_command(app);
+  add_config_command(app);
+  add_eval_command(app);
+  add_generate_command(app);
+  add_tokenizer_command(app);
+  add_train_command(app);
+  add_version_command(app);
+}
+
+// A word that CLI11 could not place is most often a mistyped command.
+std::string parse_error(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* last = &app;
+  while (!last->get_subcommands().empty()) last = last->get_subcommands().back();
+  std::vector<std::string> names;
+  for (const auto* command : last->get_subcommands({})) names.push_back(command->get_name());
+  const auto extras = last->remaining();
+  const std::string what = extras.empty() ? std::string(error.what())
+                                          : fmt::format("unknown word '{}'{}", extras[0],
+                                                        did_you_mean(extras[0], names));
+  return fmt::format("{}; see `longhaul --help`", what);
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"longhaul: pre-training of DeepSeek-V3.2-style models on long sequences",
+               "longhaul"};
+  try {
+    add_commands(app);
+    app.parse(argc, argv);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    return fail(2, parse_error(app, error));
+  } catch (const UserError& error) {
+    return fail(2, error.what());
+  } catch (const std::exception& error) {
+    return fail(1, error.what());
+  }
+}
+
+}  // namespace
+}  // namespace longhaul::cli
+
+int main(int argc, char** argv) {
+  longhaul::cli::restart_with_process_policy(argv);
+  longhaul::log::configure(std::getenv("NO_COLOR") == nullptr);
+  return longhaul::cli::run(argc, argv);
+}

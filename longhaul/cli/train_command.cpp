@@ -1,0 +1,54 @@
+// `longhaul train`: runs a job until it is done or asked to stop.
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <csignal>
+
+#include "longhaul/base/error.h"
+#include "longhaul/base/log.h"
+#include "longhaul/cli/commands.h"
+#include "longhaul/config/load.h"
+#include "longhaul/config/write.h"
+#include "longhaul/train/run.h"
+
+namespace longhaul::cli {
+namespace {
+
+// A signal handler reaches nothing but statics.
+std::atomic<bool> stop_requested{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+void request_stop(int) { stop_requested = true; }
+
+// The first signal lets the step finish and saves; a second one of the same kind ends the process.
+void catch_signals() {
+  struct sigaction action {};
+  action.sa_handler = request_stop;
+  action.sa_flags = SA_RESETHAND;
+  for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
+}
+
+void train(const CLI::App& command) {
+  const auto [config, file] = load_command_line(command.remaining());
+  if (file.empty() && config.origins.empty()) {
+    fail_user("which job? Example: longhaul train configs/quickstart.toml");
+  }
+  if (config.job.print_config) log::info("\n{}", to_toml(config));
+  catch_signals();
+  train::run_training(config, stop_requested);
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app) {
+  auto* command = app.add_subcommand(
+      "train",
+      "Train the model of a job; the same command goes on where a run stopped\n  longhaul train "
+      "job.toml [--section.key value ...]\n  `longhaul config keys` lists the keys");
+  command->allow_extras();
+  command->footer(
+      "Example:\n  longhaul train configs/quickstart.toml --training.steps 100 --optimizer.lr "
+      "1e-4");
+  command->callback([command] { train(*command); });
+}
+
+}  // namespace longhaul::cli

@@ -1,0 +1,47 @@
+// `longhaul version`: what a bug report needs.
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <torch/version.h>
+
+#include <CLI/CLI.hpp>
+
+#include "longhaul/cli/commands.h"
+
+namespace longhaul::cli {
+namespace {
+
+std::string cuda_text() {
+#ifdef LONGHAUL_HAS_CUDA
+  if (!at::hasCUDA()) return "built in, no device available";
+  return fmt::format("built in, {} device(s) available", at::getNumGPUs());
+#else
+  return "not built in";
+#endif
+}
+
+std::string compiler_text() {
+#if defined(__clang__)
+  return fmt::format("clang {}.{}.{}", __clang_major__, __clang_minor__, __clang_patchlevel__);
+#else
+  return fmt::format("gcc {}.{}.{}", __GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__);
+#endif
+}
+
+void print_version() {
+  fmt::print("longhaul   {}\n", LONGHAUL_VERSION);
+  fmt::print("libtorch   {}\n", TORCH_VERSION);
+  fmt::print("compiler   {}\n", compiler_text());
+  fmt::print("CUDA       {}\n", cuda_text());
+  fmt::print("threads    {}\n", at::get_num_threads());
+}
+
+}  // namespace
+
+void add_version_command(CLI::App& app) {
+  auto* command = app.add_subcommand("version", "Versions of the program and what it is built on");
+  command->footer("Example:\n  longhaul version");
+  command->callback(print_version);
+}
+
+}  // namespace longhaul::cli

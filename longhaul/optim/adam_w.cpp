@@ -1,0 +1,60 @@
+#include "longhaul/optim/adam_w.h"
+
+#include <ATen/ATen.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+
+#include "longhaul/base/error.h"
+#include "longhaul/ops/adam_w/adam_w.h"
+
+namespace longhaul::optim {
+
+AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWConfig& config)
+    : parameters_(std::move(parameters)), config_(config) {}
+
+bool AdamW::decays(const std::string& name) const {
+  return std::none_of(config_.no_decay.begin(), config_.no_decay.end(), [&](const auto& pattern) {
+    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+  });
+}
+
+AdamW::State& AdamW::state_of(const nn::NamedParameter& parameter) {
+  State& state = state_[parameter.name];
+  if (!state.exp_avg.defined()) {
+    state.exp_avg = at::zeros_like(*parameter.tensor, at::MemoryFormat::Contiguous).detach();
+    state.exp_avg_sq = at::zeros_like(*parameter.tensor, at::MemoryFormat::Contiguous).detach();
+  }
+  return state;
+}
+
+void AdamW::step(double lr, double grad_scale) {
+  const at::NoGradGuard no_grad;
+  ops::AdamWOptions options{.lr = lr,
+                            .beta1 = config_.beta1,
+                            .beta2 = config_.beta2,
+                            .eps = config_.eps,
+                            .weight_decay = 0,
+                            .grad_scale = grad_scale};
+  for (auto& parameter : parameters_) {
+    const at::Tensor& grad = parameter.tensor->grad();
+    if (!grad.defined()) continue;
+    State& state = state_of(parameter);
+    options.weight_decay = decays(parameter.name) ? config_.weight_decay : 0.0;
+    ops::adam_w(*parameter.tensor, grad, state.exp_avg, state.exp_avg_sq, ++state.step, options);
+  }
+}
+
+void AdamW::set_state(std::map<std::string, State> state) {
+  for (const auto& [name, entry] : state) {
+    const auto found = std::find_if(parameters_.begin(), parameters_.end(),
+                                    [&](const auto& p) { return p.name == name; });
+    if (found == parameters_.end() || entry.exp_avg.sizes() != found->tensor->sizes() ||
+        entry.exp_avg_sq.sizes() != found->tensor->sizes()) {
+      fail_user("optimizer state of '{}' fits no parameter of the model", name);
+    }
+  }
+  state_ = std::move(state);
+}
+
+}  // namespace longhaul::optim

@@ -1,0 +1,147 @@
+#include "longhaul/train/data_source.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "longhaul/base/error.h"
+#include "longhaul/base/log.h"
+#include "longhaul/base/progress.h"
+#include "longhaul/base/text.h"
+#include "longhaul/data/corpus.h"
+#include "longhaul/data/file_list.h"
+#include "longhaul/data/packed_dataset.h"
+#include "longhaul/data/tokenized_dataset.h"
+
+namespace longhaul::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path tokenizer_place(const JobConfig& config) {
+  return config.model.tokenizer_path.value_or(config.model.hf_assets_path);
+}
+
+bool holds_tokenizer(const fs::path& place) {
+  return fs::is_regular_file(place) || fs::exists(place / "tokenizer.json");
+}
+
+data::TokenizedCorpus tokenize(const std::vector<data::CorpusFile>& files,
+                               const DataRequest& request, const JobConfig& config) {
+  const data::Tokenizer tokenizer = load_tokenizer(config);
+  std::unique_ptr<ProgressLine> line;
+  data::TokenizeOptions options;
+  options.progress = [&](int64_t done, int64_t total) {
+    if (!line) {
+      line = std::make_unique<ProgressLine>("tokenizing " + request.key + " data", total,
+                                            ProgressLine::Unit::kBytes);
+    }
+    line->update(done);
+  };
+  auto corpus = data::tokenize_files(files, tokenizer, options);
+  if (line) line->finish();
+  return corpus;
+}
+
+std::unique_ptr<data::Dataset> open_files(const DataRequest& request, const JobConfig& config) {
+  const auto files = data::list_files(*request.path);
+  const data::PackingOptions options{.shape = request.shape,
+                                     .document_mask = request.document_mask,
+                                     .shuffle = request.endless,
+                                     .seed = request.seed,
+                                     .repeat = request.endless};
+  return std::make_unique<data::PackedDataset>(tokenize(files, request, config), options);
+}
+
+std::unique_ptr<data::Dataset> open_tokenized(const DataRequest& request) {
+  const data::TokenizedOptions options{.shape = request.shape,
+                                       .vocab_size = narrow<int32_t>(request.vocab_size),
+                                       .repeat = request.endless};
+  return std::make_unique<data::TokenizedDataset>(data::list_files(*request.path), options);
+}
+
+DataRequest request_of(const char* key, const std::string& dataset,
+                       const std::optional<std::string>& path, const JobConfig& config) {
+  DataRequest request;
+  request.key = key;
+  request.dataset = dataset;
+  request.path = path;
+  request.document_mask = config.training.document_mask;
+  request.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
+  return request;
+}
+
+}  // namespace
+
+data::Tokenizer load_tokenizer(const JobConfig& config) {
+  const fs::path place = tokenizer_place(config);
+  if (!holds_tokenizer(place)) {
+    fail_user(
+        "no tokenizer.json in '{}' (model.hf_assets_path); make one with `longhaul tokenizer "
+        "train` "
+        "or set model.tokenizer_path",
+        place.string());
+  }
+  return data::Tokenizer::load(place);
+}
+
+std::optional<data::Tokenizer> find_tokenizer(const JobConfig& config) {
+  if (!holds_tokenizer(tokenizer_place(config))) return std::nullopt;
+  return load_tokenizer(config);
+}
+
+DataRequest training_data(const JobConfig& config, int64_t vocab_size, int64_t mtp_modules) {
+  DataRequest request =
+      request_of("training", config.training.dataset, config.training.dataset_path, config);
+  request.shape = {config.training.seq_len, mtp_modules};
+  request.vocab_size = vocab_size;
+  return request;
+}
+
+DataRequest validation_data(const JobConfig& config, int64_t vocab_size, int64_t mtp_modules) {
+  DataRequest request =
+      request_of("validation", config.validation.dataset, config.validation.dataset_path, config);
+  request.shape = {config.validation.seq_len, mtp_modules};
+  request.vocab_size = vocab_size;
+  request.endless = false;
+  return request;
+}
+
+std::unique_ptr<data::Dataset> open_data(const DataRequest& request, const JobConfig& config) {
+  if (!request.path) {
+    fail_user("{0}.dataset = \"{1}\" needs {0}.dataset_path", request.key, request.dataset);
+  }
+  auto dataset =
+      request.dataset == "tokenized" ? open_tokenized(request) : open_files(request, config);
+  const auto info = dataset->info();
+  if (info.max_id >= request.vocab_size) {
+    fail_user(
+        "{}: the data holds token {}, but the model's vocabulary ends at {}; take the tokenizer "
+        "that "
+        "belongs to the model, or a model with a larger vocab_size",
+        *request.path, info.max_id, request.vocab_size - 1);
+  }
+  log::info("{} data: {} documents, {} tokens, {} rows of {} in a pass", request.key,
+            with_commas(info.documents), with_commas(info.tokens), with_commas(info.rows),
+            request.shape.seq_len);
+  return dataset;
+}
+
+deepseek_v3::Batch load_batch(const data::Dataset& dataset, uint64_t first, int64_t count) {
+  const int64_t slots = dataset.shape().slots();
+  at::Tensor ids = at::empty({count, slots}, at::kLong);
+  at::Tensor labels = at::empty_like(ids), positions = at::empty_like(ids);
+  const auto copy = [&](const std::vector<int32_t>& from, at::Tensor& to, int64_t row) {
+    std::copy(from.begin(), from.end(), to.data_ptr<int64_t>() + row * slots);
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    const data::Row row = data::row_or_padding(dataset, first + static_cast<uint64_t>(i));
+    copy(row.input_ids, ids, i);
+    copy(row.labels, labels, i);
+    copy(row.position_ids, positions, i);
+  }
+  return deepseek_v3::prepare_batch(ids, labels, positions, dataset.shape().seq_len);
+}
+
+}  // namespace longhaul::train

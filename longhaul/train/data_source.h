@@ -1,0 +1,42 @@
+// Opens the data that a job names, and turns rows into batches of tensors. Called by the trainer,
+// validation and evaluation.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "longhaul/config/job_config.h"
+#include "longhaul/data/dataset.h"
+#include "longhaul/data/tokenizer.h"
+#include "longhaul/models/deepseek_v3/batch.h"
+
+namespace longhaul::train {
+
+// The tokenizer of model.tokenizer_path or model.hf_assets_path. UserError if there is none.
+data::Tokenizer load_tokenizer(const JobConfig& config);
+// The same, or nothing where the job's data needs none and there is no file.
+std::optional<data::Tokenizer> find_tokenizer(const JobConfig& config);
+
+struct DataRequest {
+  std::string key;                  // "training" or "validation", for messages
+  std::string dataset;              // "files", "text" or "tokenized"
+  std::optional<std::string> path;  // dataset_path
+  data::RowShape shape;
+  int64_t vocab_size = 0;  // of the model; ids must stay below it
+  uint64_t seed = 0;
+  bool document_mask = true;
+  bool endless = true;  // training: repeated and shuffled; else one pass in order
+};
+
+DataRequest training_data(const JobConfig& config, int64_t vocab_size, int64_t mtp_modules);
+DataRequest validation_data(const JobConfig& config, int64_t vocab_size, int64_t mtp_modules);
+
+// Reads (and tokenises, with a progress line) the data. UserError for a missing path, an empty
+// corpus, a token that the model's vocabulary does not have.
+std::unique_ptr<data::Dataset> open_data(const DataRequest& request, const JobConfig& config);
+
+// Rows `first` .. `first + count` as a batch on the host; rows behind the end are padding.
+deepseek_v3::Batch load_batch(const data::Dataset& dataset, uint64_t first, int64_t count);
+
+}  // namespace longhaul::train

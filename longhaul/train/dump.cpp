@@ -1,0 +1,37 @@
+#include "longhaul/train/dump.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include "longhaul/checkpoint/tensor_file.h"
+#include "longhaul/models/deepseek_v3/hf_adapter.h"
+
+namespace longhaul::train {
+
+void dump_step(const std::filesystem::path& folder, const deepseek_v3::Model& model,
+               const StepMetrics& metrics) {
+  const at::NoGradGuard no_grad;
+  const auto dtype = model.settings().param_dtype == at::kDouble ? at::kDouble : at::kFloat;
+  checkpoint::TensorMap tensors;
+  const auto add = [&](const std::string& prefix, const std::string& name, const at::Tensor& x) {
+    for (const auto& [hf_name, view] : deepseek_v3::hf_views(name, x.detach())) {
+      tensors[prefix + hf_name] = view.to(at::kCPU, dtype).contiguous();
+    }
+  };
+  for (const auto& parameter : model.parameters()) {
+    add("param.", parameter.name, *parameter.tensor);
+    if (parameter.tensor->grad().defined()) add("grad.", parameter.name, parameter.tensor->grad());
+  }
+  for (const auto& buffer : model.buffers()) add("param.", buffer.name, *buffer.tensor);
+
+  const auto scalar = [](double value) { return at::full({1}, value, at::kDouble); };
+  tensors["loss"] = scalar(metrics.loss);
+  tensors["lm_loss"] = scalar(metrics.lm_loss);
+  tensors["mtp_loss"] = scalar(metrics.mtp_loss);
+  tensors["grad_norm"] = scalar(metrics.grad_norm);
+  tensors["indexer_loss_per_layer"] = at::tensor(metrics.indexer_loss_per_layer, at::kDouble);
+  std::filesystem::create_directories(folder);
+  checkpoint::save_safetensors(folder / fmt::format("step-{}.safetensors", metrics.step), tensors);
+}
+
+}  // namespace longhaul::train

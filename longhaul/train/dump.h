@@ -1,0 +1,18 @@
+// A debugging aid: gradients and parameters of a step under Hugging Face's names, to compare with
+// another implementation.
+#pragma once
+
+#include <filesystem>
+
+#include "longhaul/models/deepseek_v3/model.h"
+#include "longhaul/train/metrics.h"
+
+namespace longhaul::train {
+
+// Writes <folder>/step-N.safetensors: grad.<name> (before clipping), param.<name> (after the
+// update; router biases too), loss, lm_loss, mtp_loss, indexer_loss_per_layer and grad_norm. fp32;
+// fp64 when the model trains in fp64. Called between the update and the clearing of the gradients.
+void dump_step(const std::filesystem::path& folder, const deepseek_v3::Model& model,
+               const StepMetrics& metrics);
+
+}  // namespace longhaul::train

@@ -1,0 +1,108 @@
+#include "longhaul/train/metrics.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "longhaul/base/error.h"
+#include "longhaul/base/file.h"
+#include "longhaul/base/text.h"
+
+namespace longhaul::train {
+namespace {
+
+nlohmann::ordered_json number(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+// The kept part of a metrics file: whole lines of steps up to `last_step`.
+std::string kept_lines(const std::filesystem::path& path, int64_t last_step) {
+  std::string kept;
+  if (!std::filesystem::exists(path)) return kept;
+  for (const auto& object : read_metrics(path)) {
+    if (object.value("step", last_step + 1) <= last_step) kept += object.dump() + "\n";
+  }
+  return kept;
+}
+
+}  // namespace
+
+nlohmann::ordered_json to_json(const StepMetrics& m) {
+  nlohmann::ordered_json per_layer = nlohmann::ordered_json::array();
+  for (const double loss : m.indexer_loss_per_layer) per_layer.push_back(number(loss));
+  nlohmann::ordered_json json = {{"step", m.step},
+                                 {"loss", number(m.loss)},
+                                 {"lm_loss", number(m.lm_loss)},
+                                 {"mtp_loss", number(m.mtp_loss)},
+                                 {"indexer_loss", number(m.indexer_loss)},
+                                 {"indexer_loss_per_layer", per_layer},
+                                 {"balance_loss", number(m.balance_loss)},
+                                 {"z_loss", number(m.z_loss)},
+                                 {"grad_norm", number(m.grad_norm)},
+                                 {"lr", number(m.lr)},
+                                 {"tokens", m.tokens},
+                                 {"tokens_per_second", number(m.tokens_per_second)},
+                                 {"mfu", number(m.mfu)},
+                                 {"memory_peak_bytes", m.memory_peak_bytes},
+                                 {"time", number(m.time)}};
+  if (m.skipped) json["skipped"] = true;
+  if (m.validation) {
+    json["validation_loss"] = number(m.validation->loss);
+    if (m.validation->bits_per_byte) {
+      json["validation_bits_per_byte"] = number(*m.validation->bits_per_byte);
+    }
+  }
+  return json;
+}
+
+std::string to_line(const StepMetrics& m, int64_t steps, double seconds_left) {
+  std::string line = fmt::format("step {:>{}}/{}  loss {:.4f}", m.step,
+                                 std::to_string(steps).size(), steps, m.loss);
+  if (m.loss != m.lm_loss) line += fmt::format("  lm {:.4f}", m.lm_loss);
+  if (!m.indexer_loss_per_layer.empty()) line += fmt::format("  indexer {:.4f}", m.indexer_loss);
+  line += fmt::format("  grad {:.3f}  lr {:.2e}  {} tokens/s  mfu {:.0f}%  {}", m.grad_norm, m.lr,
+                      with_commas(std::llround(m.tokens_per_second)), 100 * m.mfu,
+                      human_bytes(static_cast<double>(m.memory_peak_bytes)));
+  if (m.validation) {
+    line += fmt::format("  validation {:.4f}", m.validation->loss);
+    if (m.validation->bits_per_byte) {
+      line += fmt::format(" ({:.3f} bits/byte)", *m.validation->bits_per_byte);
+    }
+  }
+  if (m.skipped) line += "  not finite: skipped";
+  return line + fmt::format("  ETA {}", human_seconds(seconds_left));
+}
+
+MetricsLog::MetricsLog(const std::filesystem::path& path, int64_t last_step) : path_(path) {
+  std::filesystem::create_directories(path.parent_path());
+  write_atomic(path, kept_lines(path, last_step));
+  out_.open(path, std::ios::app);
+  if (!out_) fail_file("open", path, errno);
+}
+
+void MetricsLog::append(const StepMetrics& metrics) {
+  out_ << to_json(metrics).dump() << '\n' << std::flush;
+  if (!out_) fail_file("write", path_, errno);
+}
+
+std::vector<nlohmann::json> read_metrics(const std::filesystem::path& path) {
+  std::vector<nlohmann::json> objects;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (object.is_object()) objects.push_back(std::move(object));
+  }
+  return objects;
+}
+
+double number_from(const nlohmann::json& value) {
+  if (value.is_number()) return value.get<double>();
+  const double infinity = std::numeric_limits<double>::infinity();
+  if (value == "inf") return infinity;
+  return value == "-inf" ? -infinity : std::numeric_limits<double>::quiet_NaN();
+}
+
+}  // namespace longhaul::train

@@ -1,0 +1,65 @@
+// What a step leaves behind: one object a step in metrics.jsonl, and one line on the console. One
+// struct feeds both. Called by the trainer and by reports.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace longhaul::train {
+
+struct ValidationResult {
+  double loss = 0;  // mean cross-entropy of the language model
+  int64_t labels = 0;
+  std::optional<double> bits_per_byte;  // where the data's text is known
+};
+
+struct StepMetrics {
+  int64_t step = 0;
+  double loss = 0;  // the whole objective
+  double lm_loss = 0;
+  double mtp_loss = 0;      // mean over the MTP modules, before its weight
+  double indexer_loss = 0;  // mean over layers, before its coefficient
+  std::vector<double> indexer_loss_per_layer;
+  double balance_loss = 0;  // weighted, summed over layers
+  double z_loss = 0;        // weighted, summed over layers
+  double grad_norm = 0;     // before clipping
+  double lr = 0;
+  int64_t tokens = 0;  // seen by the run so far
+  double tokens_per_second = 0;
+  double mfu = 0;  // share of the measured peak of matrix products
+  int64_t memory_peak_bytes = 0;
+  double time = 0;       // seconds since 1970
+  bool skipped = false;  // a non-finite step that was not applied
+  std::optional<ValidationResult> validation;
+};
+
+// Non-finite numbers become the strings "nan", "inf" and "-inf", so that the text stays valid JSON.
+nlohmann::ordered_json to_json(const StepMetrics& metrics);
+
+// The console's line.
+std::string to_line(const StepMetrics& metrics, int64_t steps, double seconds_left);
+
+// metrics.jsonl of a run folder, opened for appending.
+class MetricsLog {
+ public:
+  // Keeps the lines of steps up to `last_step` and drops the rest, a torn last line included.
+  MetricsLog(const std::filesystem::path& path, int64_t last_step);
+  void append(const StepMetrics& metrics);
+
+ private:
+  std::filesystem::path path_;
+  std::ofstream out_;
+};
+
+// The objects of a metrics.jsonl, in order; lines that are not JSON are left out.
+std::vector<nlohmann::json> read_metrics(const std::filesystem::path& path);
+
+// A number as to_json writes it, back again.
+double number_from(const nlohmann::json& value);
+
+}  // namespace longhaul::train

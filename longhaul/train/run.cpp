@@ -1,0 +1,186 @@
+#include "longhaul/train/run.h"
+
+#include <chrono>
+#include <filesystem>
+
+#include "longhaul/base/error.h"
+#include "longhaul/base/file.h"
+#include "longhaul/base/log.h"
+#include "longhaul/base/text.h"
+#include "longhaul/checkpoint/checkpoint_reader.h"
+#include "longhaul/config/capability.h"
+#include "longhaul/config/write.h"
+#include "longhaul/train/data_source.h"
+#include "longhaul/train/startup_table.h"
+#include "longhaul/train/summary.h"
+#include "longhaul/train/trainer.h"
+#include "longhaul/train/validation.h"
+
+namespace longhaul::train {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+fs::path checkpoint_folder(const JobConfig& config) {
+  return fs::path(config.job.dump_folder) / config.checkpoint.folder;
+}
+
+// The step at or beyond the job's last one that lies complete in the folder, whatever its kind.
+std::optional<int64_t> finished_step(const JobConfig& config) {
+  if (!config.checkpoint.enable || config.checkpoint.load_step >= 0) return std::nullopt;
+  for (const auto& found : checkpoint::list_steps(checkpoint_folder(config))) {
+    if (found.step < config.training.steps) continue;
+    try {
+      checkpoint::CheckpointReader reader(found.path);
+      return found.step;
+    } catch (const UserError& error) {
+      log::warn("{} is passed over: {}", found.path.string(), error.what());
+    }
+  }
+  return std::nullopt;
+}
+
+class Run {
+ public:
+  Run(const JobConfig& config, const std::atomic<bool>& stop)
+      : config_(config),
+        stop_(stop),
+        resolved_(resolve_model(config)),
+        trainer_(config, resolved_),
+        start_(Clock::now()) {}
+
+  Outcome execute();
+
+ private:
+  void prepare();
+  void resume_or_begin();
+  void open_validation();
+  void after_step(StepMetrics& metrics);
+  void report(const StepMetrics& metrics);
+  bool is_last() const { return trainer_.progress().step >= config_.training.steps; }
+  bool wants_to_stop() const;
+  bool due(int64_t every) const { return every > 0 && trainer_.progress().step % every == 0; }
+  void save(bool last);
+
+  const JobConfig& config_;
+  const std::atomic<bool>& stop_;
+  ResolvedModel resolved_;
+  Trainer trainer_;
+  Clock::time_point start_;
+  int64_t first_step_ = 0;
+  std::unique_ptr<data::Dataset> validation_;
+  std::unique_ptr<MetricsLog> metrics_;
+};
+
+Outcome Run::execute() {
+  prepare();
+  while (!is_last()) {
+    StepMetrics metrics = trainer_.step();
+    after_step(metrics);
+    if (!is_last() && wants_to_stop()) {
+      save(/*last=*/false);
+      log::info("stopped after step {} of {}; the same command goes on from here",
+                trainer_.progress().step, config_.training.steps);
+      write_summary(config_.job.dump_folder);
+      return Outcome::kStopped;
+    }
+    if (is_last()) {
+      save(/*last=*/true);
+    } else if (due(config_.checkpoint.interval) ||
+               (trainer_.progress().step == 1 && config_.checkpoint.enable_first_step_checkpoint)) {
+      save(/*last=*/false);
+    }
+  }
+  write_summary(config_.job.dump_folder);
+  log::info("finished {} steps in {}; summary in {}", trainer_.progress().step,
+            human_seconds(seconds_since(start_)),
+            (fs::path(config_.job.dump_folder) / "summary.md").string());
+  return Outcome::kFinished;
+}
+
+void Run::prepare() {
+  open_validation();
+  resume_or_begin();
+  first_step_ = trainer_.progress().step;
+  const fs::path folder = config_.job.dump_folder;
+  metrics_ = std::make_unique<MetricsLog>(folder / "metrics.jsonl", first_step_);
+  write_atomic(folder / "job.toml", to_toml(config_));
+  if (config_.job.save_config_file) {
+    write_atomic(folder / *config_.job.save_config_file, to_toml(config_));
+  }
+  log::info("{}\n{}", config_.job.description, startup_table(config_, resolved_, trainer_));
+  start_ = Clock::now();
+}
+
+void Run::open_validation() {
+  if (!config_.validation.enable) return;
+  validation_ = open_data(validation_data(config_, resolved_.shape.vocab_size,
+                                          resolved_.shape.num_nextn_predict_layers),
+                          config_);
+}
+
+void Run::resume_or_begin() {
+  const auto& options = config_.checkpoint;
+  if (!options.enable) return;
+  if (const auto found =
+          checkpoint::find_resumable(checkpoint_folder(config_), options.load_step)) {
+    trainer_.restore(checkpoint::load(*found, /*verify=*/false));
+    log::info("resumed from {}", found->string());
+  } else if (options.initial_load_path) {
+    trainer_.load_weights(*options.initial_load_path, options.initial_load_in_hf);
+    log::info("initial weights from {}", *options.initial_load_path);
+  }
+}
+
+void Run::after_step(StepMetrics& metrics) {
+  if (validation_ && (metrics.step == 1 || due(config_.validation.freq) || is_last())) {
+    metrics.validation = validate(trainer_.model(), *validation_,
+                                  {.batch_size = config_.validation.local_batch_size,
+                                   .max_batches = config_.validation.steps});
+  }
+  metrics_->append(metrics);
+  report(metrics);
+}
+
+void Run::report(const StepMetrics& metrics) {
+  const bool first = metrics.step == first_step_ + 1;
+  if (!first && !is_last() && !due(config_.metrics.log_freq) && !metrics.validation) return;
+  const double per_step = seconds_since(start_) / static_cast<double>(metrics.step - first_step_);
+  const double left = per_step * static_cast<double>(config_.training.steps - metrics.step);
+  log::info("{}", to_line(metrics, config_.training.steps, left));
+}
+
+bool Run::wants_to_stop() const {
+  const double minutes = config_.training.max_minutes;
+  return stop_.load() || (minutes > 0 && seconds_since(start_) > 60 * minutes);
+}
+
+void Run::save(bool last) {
+  const auto& options = config_.checkpoint;
+  if (!options.enable || options.load_only) return;
+  const fs::path folder = checkpoint_folder(config_);
+  const auto start = Clock::now();
+  const fs::path saved =
+      checkpoint::save(folder, trainer_.snapshot(last && options.last_save_model_only));
+  checkpoint::purge(folder, narrow<int>(options.keep_latest_k));
+  log::info("saved {} in {}", saved.string(), human_seconds(seconds_since(start)));
+}
+
+}  // namespace
+
+Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop) {
+  refuse_missing_behaviour(config);
+  if (const auto step = finished_step(config)) {
+    log::info("nothing to do: step {} of {} is already in {}", *step, config.training.steps,
+              checkpoint_folder(config).string());
+    return Outcome::kAlreadyDone;
+  }
+  return Run(config, stop).execute();
+}
+
+}  // namespace longhaul::train

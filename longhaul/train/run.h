@@ -1,0 +1,25 @@
+// One training run from start to end: resumes or begins, takes steps, validates, saves, and leaves
+// a run folder that can be continued and read. Called by `longhaul train` and by tests.
+//
+//   <dump_folder>/job.toml        the resolved job
+//                 metrics.jsonl   one object a step
+//                 checkpoint/     step-N folders
+//                 summary.md, loss.svg
+#pragma once
+
+#include <atomic>
+
+#include "longhaul/config/job_config.h"
+
+namespace longhaul::train {
+
+enum class Outcome {
+  kFinished,     // the last step was taken
+  kStopped,      // asked to stop, or out of time: saved, and the same command goes on
+  kAlreadyDone,  // the last step was there before
+};
+
+// `stop` may become true at any time (a signal): the step under way is finished and saved.
+Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop);
+
+}  // namespace longhaul::train

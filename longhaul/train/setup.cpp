@@ -1,0 +1,96 @@
+#include "longhaul/train/setup.h"
+
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+
+#include "longhaul/base/error.h"
+
+namespace longhaul::train {
+namespace {
+
+at::ScalarType scalar_type(const std::string& name) {
+  if (name == "float64") return at::kDouble;
+  if (name == "bfloat16") return at::kBFloat16;
+  LONGHAUL_CHECK(name == "float32", "dtype '{}'", name);
+  return at::kFloat;
+}
+
+deepseek_v3::IndexerStage stage_of(const std::string& name) {
+  using deepseek_v3::IndexerStage;
+  if (name == "dense_warmup") return IndexerStage::kDenseWarmup;
+  return name == "off" ? IndexerStage::kOff : IndexerStage::kSparse;
+}
+
+optim::DecayType decay_type(const std::string& name) {
+  if (name == "sqrt") return optim::DecayType::kSqrt;
+  return name == "cosine" ? optim::DecayType::kCosine : optim::DecayType::kLinear;
+}
+
+}  // namespace
+
+at::Device choose_device(const std::string& wanted) {
+  const bool has_cuda = at::hasCUDA() && at::detail::getCUDAHooks().deviceCount() > 0;
+  if (wanted == "cuda" && !has_cuda) {
+    fail_user("training.device = \"cuda\", but {}; set training.device = \"cpu\" or \"auto\"",
+              at::hasCUDA() ? "no CUDA device is visible (see CUDA_VISIBLE_DEVICES and the driver)"
+                            : "this binary is built without CUDA (see LONGHAUL_CUDA)");
+  }
+  return wanted == "cuda" || (wanted == "auto" && has_cuda) ? at::Device(at::kCUDA, 0)
+                                                            : at::Device(at::kCPU);
+}
+
+deepseek_v3::ModelSettings model_settings(const JobConfig& config, at::Device device) {
+  deepseek_v3::ModelSettings settings;
+  settings.device = device;
+  settings.param_dtype = scalar_type(config.training.dtype);
+  settings.compute_dtype = settings.param_dtype == at::kDouble
+                               ? at::kDouble
+                               : scalar_type(config.training.mixed_precision_param);
+  settings.mla_form = config.model.mla_form == "expanded" ? deepseek_v3::MlaForm::kExpanded
+                                                          : deepseek_v3::MlaForm::kAbsorbed;
+  settings.stage = stage_of(config.dsa.stage);
+  settings.indexer_loss_coeff = config.dsa.indexer_loss_coeff;
+  settings.train_indexer = config.dsa.train_indexer;
+  settings.hadamard = config.dsa.hadamard;
+  settings.indexer_rope_interleaved = config.dsa.indexer_rope == "interleaved";
+  settings.sequence_balance_loss_coeff = config.moe.sequence_balance_loss_coeff;
+  settings.z_loss_coeff = config.moe.z_loss_coeff;
+  settings.force_load_balance = config.debug.moe_force_load_balance;
+  settings.mtp_after_norm = config.mtp.hidden == "after_norm";
+  settings.mtp_own_norm = config.mtp.own_norm;
+  return settings;
+}
+
+optim::AdamWConfig adam_w_config(const JobConfig& config) {
+  return {.beta1 = config.optimizer.beta1,
+          .beta2 = config.optimizer.beta2,
+          .eps = config.optimizer.eps,
+          .weight_decay = config.optimizer.weight_decay,
+          .no_decay = config.optimizer.no_decay};
+}
+
+optim::LrScheduleOptions lr_schedule_options(const JobConfig& config) {
+  return {.lr = config.optimizer.lr,
+          .steps = config.training.steps,
+          .warmup_steps = config.lr_scheduler.warmup_steps,
+          .decay_ratio = config.lr_scheduler.decay_ratio,
+          .decay_type = decay_type(config.lr_scheduler.decay_type),
+          .min_lr_factor = config.lr_scheduler.min_lr_factor};
+}
+
+BatchSizes batch_sizes(const JobConfig& config) {
+  BatchSizes sizes{.local = config.training.local_batch_size,
+                   .global = config.training.global_batch_size};
+  if (sizes.global < 0) sizes.global = sizes.local;
+  if (sizes.global % sizes.local != 0) {
+    fail_user("training.global_batch_size = {} is not a multiple of training.local_batch_size = {}",
+              sizes.global, sizes.local);
+  }
+  return sizes;
+}
+
+uint64_t seed_of(const JobConfig& config) {
+  return static_cast<uint64_t>(config.debug.seed.value_or(0));
+}
+
+}  // namespace longhaul::train

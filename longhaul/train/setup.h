@@ -1,0 +1,33 @@
+// From the job file's words to the values that the parts of a run are built from. No policy of its
+// own: each function is one section's translation. Called by the trainer and the commands.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "longhaul/config/job_config.h"
+#include "longhaul/models/deepseek_v3/settings.h"
+#include "longhaul/optim/adam_w.h"
+#include "longhaul/optim/lr_schedule.h"
+
+namespace longhaul::train {
+
+// "auto": CUDA if there is a device, else the CPU. UserError if "cuda" is asked for and absent.
+at::Device choose_device(const std::string& wanted);
+
+deepseek_v3::ModelSettings model_settings(const JobConfig& config, at::Device device);
+optim::AdamWConfig adam_w_config(const JobConfig& config);
+optim::LrScheduleOptions lr_schedule_options(const JobConfig& config);
+
+// Rows of a step, and micro-batches they are cut into. UserError unless the local batch divides the
+// global one.
+struct BatchSizes {
+  int64_t local = 0;
+  int64_t global = 0;
+  int64_t micro_batches() const { return global / local; }
+};
+BatchSizes batch_sizes(const JobConfig& config);
+
+// debug.seed, or 0 where the job leaves it open.
+uint64_t seed_of(const JobConfig& config);
+
+}  // namespace longhaul::train

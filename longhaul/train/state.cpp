@@ -1,0 +1,127 @@
+// A run's state as a checkpoint and back: weights and router biases under their names, moments
+// under optimizer.exp_avg.<name> and optimizer.exp_avg_sq.<name>, the rest in the manifest's
+// trainer object.
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include <set>
+
+#include "longhaul/base/error.h"
+#include "longhaul/base/log.h"
+#include "longhaul/checkpoint/hf_reader.h"
+#include "longhaul/config/write.h"
+#include "longhaul/models/deepseek_v3/hf_adapter.h"
+#include "longhaul/train/trainer.h"
+
+namespace longhaul::train {
+namespace {
+
+constexpr const char* kExpAvg = "optimizer.exp_avg.";
+constexpr const char* kExpAvgSq = "optimizer.exp_avg_sq.";
+
+bool is_optimizer(const std::string& name) {
+  return name.rfind(checkpoint::kOptimizerPrefix, 0) == 0;
+}
+
+std::vector<nn::NamedParameter> state_tensors(const deepseek_v3::Model& model) {
+  auto all = model.parameters();
+  for (auto& buffer : model.buffers()) all.push_back(buffer);
+  return all;
+}
+
+}  // namespace
+
+checkpoint::Snapshot Trainer::snapshot(bool model_only) const {
+  checkpoint::Snapshot snapshot;
+  snapshot.step = progress_.step;
+  snapshot.model_only = model_only;
+  for (const auto& state : state_tensors(*model_)) {
+    snapshot.tensors[state.name] = state.tensor->detach();
+  }
+  nlohmann::json steps = nlohmann::json::object();
+  if (!model_only) {
+    for (const auto& [name, state] : optimizer_.state()) {
+      snapshot.tensors[kExpAvg + name] = state.exp_avg;
+      snapshot.tensors[kExpAvgSq + name] = state.exp_avg_sq;
+      steps[name] = state.step;
+    }
+  }
+  snapshot.trainer = {
+      {"step", progress_.step},     {"rows", progress_.rows},
+      {"tokens", progress_.tokens}, {"seed", seed_of(config_)},
+      {"optimizer_steps", steps},   {"model_config", deepseek_v3::to_hf_json(model_->config())},
+      {"job", to_toml(config_)}};
+  return snapshot;
+}
+
+void Trainer::restore(const checkpoint::Snapshot& snapshot) {
+  const auto& trainer = snapshot.trainer;
+  const std::string origin = fmt::format("checkpoint of step {}", snapshot.step);
+  load_model_tensors(*model_, snapshot.tensors, origin);
+  std::map<std::string, optim::AdamW::State> moments;
+  for (const auto& [name, step] : trainer.at("optimizer_steps").items()) {
+    const auto device = model_->settings().device;
+    moments[name] = {snapshot.tensors.at(kExpAvg + name).to(device),
+                     snapshot.tensors.at(kExpAvgSq + name).to(device), step.get<int64_t>()};
+  }
+  optimizer_.set_state(std::move(moments));
+  progress_ = {.step = trainer.at("step").get<int64_t>(),
+               .rows = trainer.at("rows").get<uint64_t>(),
+               .tokens = trainer.at("tokens").get<int64_t>()};
+  if (trainer.at("seed").get<uint64_t>() != seed_of(config_)) {
+    log::warn("{} was made with debug.seed = {}, the job says {}: the data order changes here",
+              origin, trainer.at("seed").get<uint64_t>(), seed_of(config_));
+  }
+}
+
+void Trainer::load_weights(const std::string& path, bool hugging_face) {
+  if (hugging_face) {
+    load_hf_folder(*model_, path);
+  } else {
+    const auto source = checkpoint::open_source(path);
+    load_model_tensors(*model_, checkpoint::load(source->path()).tensors, source->path().string());
+  }
+}
+
+void load_model_tensors(deepseek_v3::Model& model, const checkpoint::TensorMap& tensors,
+                        const std::string& origin) {
+  std::vector<std::string> problems;
+  std::set<std::string> known;
+  const auto wanted = state_tensors(model);
+  for (const auto& state : wanted) {
+    known.insert(state.name);
+    const auto found = tensors.find(state.name);
+    if (found == tensors.end()) {
+      problems.push_back(state.name + " is missing");
+    } else if (found->second.sizes() != state.tensor->sizes()) {
+      problems.push_back(fmt::format("{} is [{}], the model wants [{}]", state.name,
+                                     fmt::join(found->second.sizes(), ", "),
+                                     fmt::join(state.tensor->sizes(), ", ")));
+    }
+  }
+  for (const auto& [name, tensor] : tensors) {
+    if (!is_optimizer(name) && known.count(name) == 0) problems.push_back(name + " is unexpected");
+  }
+  if (!problems.empty()) {
+    const size_t shown = std::min<size_t>(problems.size(), 8);
+    fail_user(
+        "{} does not fit the job's model: {}{}; set model.flavor to the model it was made with, "
+        "or another checkpoint.folder",
+        origin, fmt::join(problems.begin(), problems.begin() + shown, "; "),
+        problems.size() > shown ? fmt::format("; ... ({} in all)", problems.size()) : "");
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& state : wanted) state.tensor->copy_(tensors.at(state.name));
+}
+
+void load_hf_folder(deepseek_v3::Model& model, const std::string& path) {
+  const checkpoint::HfReader reader(path);
+  deepseek_v3::HfSource source;
+  source.origin = path;
+  source.names = reader.names();
+  source.shape = [&](const std::string& name) { return reader.info(name).shape; };
+  source.load = [&](const std::string& name) { return reader.load(name, std::nullopt); };
+  deepseek_v3::load_hf(model, source);
+}
+
+}  // namespace longhaul::train

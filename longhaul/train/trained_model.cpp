@@ -1,0 +1,37 @@
+#include "longhaul/train/trained_model.h"
+
+#include <filesystem>
+
+#include "longhaul/base/error.h"
+#include "longhaul/checkpoint/checkpoint.h"
+#include "longhaul/checkpoint/locate.h"
+#include "longhaul/train/trainer.h"
+
+namespace longhaul::train {
+
+TrainedModel load_trained_model(const JobConfig& config, const std::string& checkpoint) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path(config.job.dump_folder) / config.checkpoint.folder;
+  if (checkpoint.empty() && checkpoint::list_steps(folder).empty()) {
+    fail_user(
+        "no checkpoint in '{}'; train first with checkpoint.enable = true, or name one with "
+        "--checkpoint",
+        folder.string());
+  }
+  const auto located = checkpoint::locate(checkpoint.empty() ? folder : fs::path(checkpoint));
+  TrainedModel trained = untrained_model(config);
+  trained.source = located.path.string();
+  if (located.ours) {
+    load_model_tensors(*trained.model, checkpoint::load(located.path).tensors, trained.source);
+  } else {
+    load_hf_folder(*trained.model, trained.source);
+  }
+  return trained;
+}
+
+TrainedModel untrained_model(const JobConfig& config) {
+  const ResolvedModel resolved = resolve_model(config);
+  return {build_model(config, resolved, choose_device(config.training.device)), "untrained"};
+}
+
+}  // namespace longhaul::train

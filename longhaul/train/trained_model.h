@@ -1,0 +1,25 @@
+// The model a run has arrived at, for the commands that look at it: evaluation and generation.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "longhaul/config/job_config.h"
+#include "longhaul/models/deepseek_v3/model.h"
+
+namespace longhaul::train {
+
+struct TrainedModel {
+  std::unique_ptr<deepseek_v3::Model> model;
+  std::string source;  // where the weights come from
+};
+
+// The job's model with the weights of `checkpoint` (one of our step folders, a folder that holds
+// them, or a Hugging Face folder); an empty path means the newest in the job's run folder.
+// UserError if there is none.
+TrainedModel load_trained_model(const JobConfig& config, const std::string& checkpoint);
+
+// The same model as it was before its first step.
+TrainedModel untrained_model(const JobConfig& config);
+
+}  // namespace longhaul::train

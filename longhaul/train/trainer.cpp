@@ -1,0 +1,180 @@
+#include "longhaul/train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "longhaul/base/error.h"
+#include "longhaul/base/system.h"
+#include "longhaul/models/deepseek_v3/flops.h"
+#include "longhaul/optim/gradients.h"
+#include "longhaul/optim/router_bias.h"
+#include "longhaul/train/data_source.h"
+#include "longhaul/train/dump.h"
+#include "longhaul/train/losses.h"
+#include "longhaul/train/peak.h"
+
+namespace longhaul::train {
+namespace {
+
+using deepseek_v3::IndexerStage;
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+double sum_of(const std::map<int64_t, at::Tensor>& by_layer) {
+  double sum = 0;
+  for (const auto& [layer, value] : by_layer) sum += value.item<double>();
+  return sum;
+}
+
+}  // namespace
+
+std::unique_ptr<deepseek_v3::Model> build_model(const JobConfig& config,
+                                                const ResolvedModel& resolved, at::Device device) {
+  auto model = std::make_unique<deepseek_v3::Model>(resolved.shape, model_settings(config, device));
+  deepseek_v3::initialize(*model, seed_of(config),
+                          config.model.init_std.value_or(resolved.shape.initializer_range),
+                          config.model.init_depth_scale);
+  return model;
+}
+
+Trainer::Trainer(const JobConfig& config, const ResolvedModel& resolved)
+    : config_(config),
+      batch_sizes_(train::batch_sizes(config)),
+      model_(build_model(config, resolved, choose_device(config.training.device))),
+      parameters_(model_->parameters()),
+      optimizer_(parameters_, adam_w_config(config)),
+      schedule_(lr_schedule_options(config)),
+      dataset_(open_data(
+          training_data(config, resolved.shape.vocab_size, resolved.shape.num_nextn_predict_layers),
+          config)),
+      peak_flops_(measure_peak_flops(model_->settings().device, model_->settings().compute_dtype)),
+      flops_per_step_(static_cast<double>(batch_sizes_.global) *
+                      deepseek_v3::training_flops_per_sequence(resolved.shape, model_->settings(),
+                                                               config.training.seq_len)) {}
+
+StepMetrics Trainer::step() {
+  const auto start = std::chrono::steady_clock::now();
+  const StepData data = load_step();
+  const StepLosses losses = forward_backward(data);
+
+  StepMetrics metrics = measure(losses);
+  metrics.step = progress_.step + 1;
+  metrics.lr = schedule_.lr(metrics.step);
+  metrics.grad_norm = optim::gradient_norm(parameters_, config_.training.norm_type);
+  metrics.skipped = !is_finite(metrics);
+  if (!metrics.skipped) update(losses.stats, metrics.lr, metrics.grad_norm);
+
+  progress_.step += 1;
+  progress_.rows += static_cast<uint64_t>(batch_sizes_.global);
+  progress_.tokens += data.counts.tokens[0];
+  if (std::count(config_.debug.dump_steps.begin(), config_.debug.dump_steps.end(), progress_.step) >
+      0) {
+    dump(metrics);
+  }
+  clear_gradients();
+
+  const double seconds = seconds_since(start);
+  metrics.tokens = progress_.tokens;
+  metrics.tokens_per_second = static_cast<double>(data.counts.tokens[0]) / seconds;
+  metrics.mfu = flops_per_step_ / seconds / peak_flops_;
+  metrics.memory_peak_bytes = peak_memory_bytes();
+  metrics.time = unix_time();
+  return metrics;
+}
+
+Trainer::StepData Trainer::load_step() const {
+  StepData data;
+  for (int64_t i = 0; i < batch_sizes_.micro_batches(); ++i) {
+    const uint64_t first = progress_.rows + static_cast<uint64_t>(i * batch_sizes_.local);
+    data.micro_batches.push_back(load_batch(*dataset_, first, batch_sizes_.local));
+    data.counts.add(data.micro_batches.back());
+  }
+  return data;
+}
+
+Trainer::StepLosses Trainer::forward_backward(const StepData& data) {
+  StepLosses losses;
+  losses.by_tower.resize(data.counts.labels.size(), 0.0);
+  deepseek_v3::ForwardContext ctx;
+  ctx.counts = data.counts;
+  ctx.stats = &losses.stats;
+  for (const auto& host_batch : data.micro_batches) {
+    const auto batch = host_batch.to(model_->settings().device);
+    const auto hidden = model_->forward(batch, ctx);
+    const auto objective =
+        compute_objective(*model_, batch, hidden, data.counts, config_.mtp.loss_weight);
+    // With a frozen trunk nothing is left to differentiate: the indexer's losses already were.
+    if (objective.total.requires_grad()) torch::autograd::backward({objective.total}, {});
+    for (size_t i = 0; i < objective.by_tower.size(); ++i) {
+      losses.by_tower[i] += objective.by_tower[i].item<double>();
+    }
+  }
+  return losses;
+}
+
+void Trainer::clear_gradients() {
+  for (const auto& parameter : parameters_) parameter.tensor->mutable_grad().reset();
+}
+
+StepMetrics Trainer::measure(const StepLosses& losses) const {
+  StepMetrics metrics;
+  metrics.lm_loss = losses.by_tower[0];
+  metrics.loss = losses.by_tower[0];
+  const size_t depth = losses.by_tower.size() - 1;
+  for (size_t k = 1; k <= depth; ++k) {
+    metrics.mtp_loss += losses.by_tower[k] / static_cast<double>(depth);
+  }
+  metrics.loss += config_.mtp.loss_weight * metrics.mtp_loss;
+  for (const auto& [layer, value] : losses.stats.indexer_loss) {
+    metrics.indexer_loss_per_layer.push_back(value.item<double>());
+    metrics.loss += config_.dsa.indexer_loss_coeff * metrics.indexer_loss_per_layer.back();
+    metrics.indexer_loss += metrics.indexer_loss_per_layer.back();
+  }
+  metrics.indexer_loss /=
+      static_cast<double>(std::max<size_t>(metrics.indexer_loss_per_layer.size(), 1));
+  metrics.balance_loss = sum_of(losses.stats.balance_loss);
+  metrics.z_loss = sum_of(losses.stats.z_loss);
+  metrics.loss += metrics.balance_loss + metrics.z_loss;
+  return metrics;
+}
+
+bool Trainer::is_finite(const StepMetrics& metrics) const {
+  if (std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm)) return true;
+  if (config_.training.nonfinite == "skip") return false;
+  fail_user(
+      "step {}: loss {} (lm {}, indexer {}), gradient norm {}: not finite, and nothing was "
+      "updated; "
+      "lower optimizer.lr, look at rows {} to {} of the data, or set training.nonfinite = \"skip\"",
+      metrics.step, metrics.loss, metrics.lm_loss, metrics.indexer_loss, metrics.grad_norm,
+      progress_.rows, progress_.rows + static_cast<uint64_t>(batch_sizes_.global) - 1);
+}
+
+void Trainer::update(const deepseek_v3::StepStats& stats, double lr, double grad_norm) {
+  if (model_->settings().stage != IndexerStage::kDenseWarmup) update_router_biases(stats);
+  optimizer_.step(lr, optim::clip_factor(grad_norm, config_.training.max_norm));
+}
+
+void Trainer::update_router_biases(const deepseek_v3::StepStats& stats) {
+  for (auto& [layer, router] : model_->routers()) {
+    const auto counts = stats.expert_counts.find(layer);
+    if (!router->bias().defined() || counts == stats.expert_counts.end()) continue;
+    optim::update_router_bias(router->bias(), counts->second, config_.moe.bias_update_speed,
+                              config_.moe.bias_update_zero_mean);
+  }
+}
+
+void Trainer::dump(const StepMetrics& metrics) const {
+  dump_step(std::filesystem::path(config_.job.dump_folder) / "dump", *model_, metrics);
+}
+
+}  // namespace longhaul::train

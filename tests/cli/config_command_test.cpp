@@ -1,0 +1,198 @@
+// The program from outside: what a user sees on the terminal, and the exit status.
+#include <gtest/gtest.h>
+
+#include "longhaul/config/write.h"
+#include "tests/support/program.h"
+
+namespace longhaul {
+namespace {
+
+using test::run_longhaul;
+
+std::string data_file(const std::string& name) {
+  return std::string(LONGHAUL_SOURCE_DIR) + "/tests/config/data/" + name;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+class ConfigCommand : public ::testing::Test {
+ protected:
+  test::ProgramResult run(const std::vector<std::string>& words) {
+    return run_longhaul(words, folder_.path().string());
+  }
+
+  // The program with job.toml holding `text`.
+  test::ProgramResult run_on(const std::string& text, std::vector<std::string> words) {
+    test::spill(folder_ / "job.toml", text);
+    words.insert(words.begin() + 2, "job.toml");
+    return run(words);
+  }
+
+  test::TempFolder folder_;
+};
+
+TEST_F(ConfigCommand, Version) {
+  const auto result = run({"version"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_TRUE(contains(result.out, "longhaul   0.1.0\nlibtorch   2.")) << result.out;
+  for (const char* row : {"compiler ", "CUDA ", "threads "}) {
+    EXPECT_TRUE(contains(result.out, row)) << row;
+  }
+}
+
+struct Mistake {
+  std::vector<std::string> words;
+  std::string error;
+};
+
+TEST_F(ConfigCommand, MistakesAreOneLineAndStatusTwo) {
+  const Mistake mistakes[] = {
+      {{}, "error: A subcommand is required; see `longhaul --help`\n"},
+      {{"confg"}, "error: unknown word 'confg', did you mean 'config'?; see `longhaul --help`\n"},
+      {{"config", "chek"},
+       "error: unknown word 'chek', did you mean 'check'?; see `longhaul --help`\n"},
+      {{"config", "show", "none.toml"},
+       "error: none.toml: there is no such job file; docs/config.md says what one holds\n"},
+      {{"config", "show", "."}, "error: .: is a folder; give the job file (*.toml) inside it\n"},
+      {{"config", "show", "--training.sqe_len", "5"},
+       "error: command line: training.sqe_len: unknown key, did you mean 'training.seq_len'?\n"},
+      {{"config", "show", "a.toml", "b.toml"},
+       "error: command line: what is 'b.toml'? The job file is a.toml; settings are written "
+       "--section.key value\n"},
+  };
+  for (const auto& mistake : mistakes) {
+    const auto result = run(mistake.words);
+    EXPECT_EQ(result.status, 2) << mistake.error;
+    EXPECT_EQ(result.err, mistake.error);
+    EXPECT_EQ(result.out, "") << mistake.error;
+  }
+}
+
+TEST_F(ConfigCommand, MistakesInTheFile) {
+  const std::pair<const char*, const char*> files[] = {
+      {"[training]\nseqlen = 5\n",
+       "error: job.toml:2: training.seqlen: unknown key, did you mean 'training.seq_len'?\n"},
+      {"[training]\n\nsteps = 1.5\n",
+       "error: job.toml:3: training.steps: expected an integer, got the float 1.5\n"},
+      {"[dsa]\nstage = \"spars\"\n",
+       "error: job.toml:2: dsa.stage: \"spars\" is not one of sparse, dense_warmup, off, did you "
+       "mean 'sparse'?\n"},
+      {"[model]\nconverters = [\"dsa\", \"gmn\"]\n",
+       "error: job.toml:2: model.converters: unknown converter 'gmn', did you mean 'gmm'?\n"},
+      {"[training\n", "error: job.toml:1: broken TOML: table header: expected ']', saw '\\n'\n"},
+  };
+  for (const auto& [text, error] : files) {
+    const auto result = run_on(text, {"config", "show"});
+    EXPECT_EQ(result.status, 2) << text;
+    EXPECT_EQ(result.err, error);
+  }
+}
+
+const char* const kTiny = "[model]\nname = \"deepseek_v32\"\nflavor = \"tiny\"\n";
+
+TEST_F(ConfigCommand, ShowChangedWithOriginsAndShape) {
+  const auto result = run_on(kTiny, {"config", "show", "--checkpoint.load_step", "0", "--changed",
+                                     "--job.description", "check"});
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.out.substr(0, result.out.find("\n\n")),
+            "job.description      = \"check\"                       # command line\n"
+            "checkpoint.load_step = 0                             # command line\n"
+            "model.name           = \"deepseek_v32\"                # job.toml:2\n"
+            "model.flavor         = \"tiny\"                        # job.toml:3");
+  EXPECT_TRUE(
+      contains(result.out, "\n# the model's shape, from flavor deepseek_v32/tiny (job.toml:3)\n"));
+  EXPECT_TRUE(contains(result.out, "\nhidden_size              = 64\n")) << result.out;
+}
+
+TEST_F(ConfigCommand, ANegativeNumberIsAValue) {
+  const auto result = run_on(kTiny, {"config", "show", "--training.steps", "-1"});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_EQ(result.err, "error: command line: training.steps: -1 is out of range, expected >= 1\n");
+}
+
+TEST_F(ConfigCommand, CheckOfTheRecipe) {
+  const auto result =
+      run({"config", "check", data_file("recipe_v32_671b_128die.toml"), "--ranks", "128"});
+  EXPECT_EQ(result.status, 0) << result.err;
+  for (const char* part :
+       {"not supported yet, training would refuse:\n", "optimizer.swap_optimizer = true",
+        "parallelism.expert_parallel_degree = 64", "model.converters = [\"npu_dsa\"",
+        "paths that do not exist on this machine:\n", "training.dataset_path: ./assets/enwiki",
+        "model: flavor deepseek_v32/671B_debug_128die",
+        "128 ranks = dp_replicate 1 x dp_shard 1 x cp 16 x tp 4 x pp 2; experts: ",
+        "the file is valid; 8 settings are not supported yet\n"}) {
+    EXPECT_TRUE(contains(result.out, part)) << part << "\n" << result.out;
+  }
+}
+
+TEST_F(ConfigCommand, CheckOfATorchTitanFile) {
+  const auto result = run({"config", "check", data_file("torchtitan_deepseek_v3_671b.toml")});
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "training.dataset = \"c4\"")) << result.out;
+  EXPECT_TRUE(contains(result.out, "notes:\n")) << result.out;
+  EXPECT_TRUE(contains(result.out, "model: flavor deepseek_v3/671B")) << result.out;
+}
+
+TEST_F(ConfigCommand, CheckOfAJobThatRuns) {
+  test::spill(folder_ / "data.txt", "text");
+  const auto result = run_on(
+      "[model]\nname = \"deepseek_v32\"\nflavor = \"tiny\"\nhf_assets_path = \".\"\n"
+      "[training]\ndataset = \"files\"\ndataset_path = \"data.txt\"\n"
+      "[activation_checkpoint]\nmode = \"none\"\n",
+      {"config", "check"});
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.out,
+            "model: flavor deepseek_v32/tiny (job.toml:3)\n"
+            "job.toml: the file is valid; training would accept it\n");
+}
+
+TEST_F(ConfigCommand, CheckFindsDegreesAndFlavorsThatDoNotFit) {
+  const auto degrees = run_on(std::string(kTiny) + "[parallelism]\ntensor_parallel_degree = 3\n",
+                              {"config", "check", "--ranks", "8"});
+  EXPECT_EQ(degrees.status, 2);
+  EXPECT_EQ(degrees.err,
+            "error: 8 ranks = dp_replicate 1 x dp_shard -1 x cp 1 x tp 3 x pp 1: the other degrees "
+            "multiply to 3, which does not divide 8\n");
+  const auto flavor =
+      run_on("[model]\nname = \"deepseek_v32\"\nflavor = \"tinny\"\n", {"config", "check"});
+  EXPECT_EQ(flavor.status, 2);
+  EXPECT_TRUE(contains(flavor.err,
+                       "job.toml:3: model.flavor: deepseek_v32 has no flavor 'tinny', did you mean "
+                       "'tiny'?"))
+      << flavor.err;
+}
+
+TEST_F(ConfigCommand, Keys) {
+  EXPECT_EQ(run({"config", "keys", "--markdown"}).out, keys_markdown());
+  const auto some = run({"config", "keys", "mtp.loss_weight"});
+  EXPECT_EQ(some.out,
+            "mtp.loss_weight  (float, default 0.3; >= 0)\n    Weight of the depths' mean loss.\n");
+}
+
+TEST_F(ConfigCommand, EveryHelpEndsWithAnExample) {
+  const std::vector<std::vector<std::string>> commands = {
+      {},
+      {"config"},
+      {"config", "show"},
+      {"config", "check"},
+      {"config", "keys"},
+      {"checkpoint"},
+      {"checkpoint", "show"},
+      {"tokenizer"},
+      {"tokenizer", "train"},
+      {"version"},
+  };
+  for (auto words : commands) {
+    words.push_back("--help");
+    const auto result = run(words);
+    EXPECT_EQ(result.status, 0);
+    const size_t example = result.out.rfind("Example:\n");
+    ASSERT_NE(example, std::string::npos) << result.out;
+    EXPECT_TRUE(result.out.substr(example).starts_with("Example:\n  ")) << result.out;
+  }
+}
+
+}  // namespace
+}  // namespace longhaul

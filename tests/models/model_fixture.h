@@ -1,0 +1,92 @@
+// Builds a model from a reference checkpoint and runs it, as the trainer would.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <fstream>
+#include <memory>
+#include <sstream>
+
+#include "longhaul/models/deepseek_v3/hf_adapter.h"
+#include "longhaul/models/deepseek_v3/model.h"
+#include "longhaul/ops/cross_entropy/cross_entropy.h"
+#include "tests/support/golden.h"
+
+namespace longhaul::testing {
+
+namespace v3 = deepseek_v3;
+
+inline v3::ModelConfig golden_config(const std::string& folder) {
+  const auto path = golden_path(folder) / "checkpoint/config.json";
+  return v3::parse_model_config(read_file(path), path.string());
+}
+
+inline v3::HfSource source_of(const Tensors& tensors) {
+  v3::HfSource source;
+  source.origin = "test";
+  for (const auto& [name, tensor] : tensors) source.names.push_back(name);
+  source.shape = [&](const std::string& name) { return tensors.at(name).sizes().vec(); };
+  source.load = [&](const std::string& name) { return tensors.at(name); };
+  return source;
+}
+
+inline std::unique_ptr<v3::Model> golden_model(const std::string& folder,
+                                               const v3::ModelSettings& settings) {
+  auto model = std::make_unique<v3::Model>(golden_config(folder), settings);
+  const Tensors weights = load_golden(folder + "/checkpoint/model.safetensors");
+  v3::load_hf(*model, source_of(weights));
+  return model;
+}
+
+// A batch of plain rows: input ids, next-token labels (last ignored), positions 0, 1, ...
+inline v3::Batch plain_batch(const at::Tensor& ids_BS) {
+  const auto ids = ids_BS.to(at::kLong);
+  const int64_t B = ids.size(0), S = ids.size(1);
+  const auto labels = at::cat({ids.narrow(1, 1, S - 1), at::full({B, 1}, -100, at::kLong)}, 1);
+  const auto positions = at::arange(S, at::kLong).expand({B, S}).contiguous();
+  return v3::prepare_batch(ids, labels, positions, S);
+}
+
+struct Losses {
+  at::Tensor total;              // what backward starts from; auxiliary losses are attached
+  std::vector<double> by_tower;  // mean cross-entropy
+};
+
+inline Losses forward_losses(v3::Model& model, const v3::Batch& batch, v3::ForwardContext& ctx,
+                             double mtp_weight = 0.3) {
+  const auto hidden = model.forward(batch, ctx);
+  Losses losses;
+  for (size_t i = 0; i < hidden.size(); ++i) {
+    const auto sum = ops::linear_cross_entropy(hidden[i].flatten(0, 1),
+                                               model.lm_head().weight.to(hidden[i].scalar_type()),
+                                               batch.towers[i].labels.flatten());
+    const auto mean = sum / static_cast<double>(ctx.counts.labels[i]);
+    losses.by_tower.push_back(mean.item<double>());
+    const double weight = i == 0 ? 1.0 : mtp_weight / static_cast<double>(hidden.size() - 1);
+    losses.total = i == 0 ? mean : losses.total + mean * weight;
+  }
+  return losses;
+}
+
+// Gradients by Hugging Face name; parameters without a gradient are absent.
+inline Tensors gradients(v3::Model& model) {
+  Tensors result;
+  for (const auto& parameter : model.parameters()) {
+    if (!parameter.tensor->grad().defined()) continue;
+    for (auto& [name, view] : v3::hf_views(parameter.name, parameter.tensor->grad())) {
+      result[name] = view;
+    }
+  }
+  return result;
+}
+
+inline void zero_gradients(v3::Model& model) {
+  for (const auto& parameter : model.parameters()) parameter.tensor->mutable_grad() = at::Tensor();
+}
+
+inline void backward(const at::Tensor& loss) {
+  if (loss.requires_grad()) torch::autograd::backward({loss}, {});
+}
+
+}  // namespace longhaul::testing
