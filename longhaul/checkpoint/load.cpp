@@ -103,7 +103,8 @@ std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step
   LONGHAUL_CHECK(load_step >= -1, "load_step {} is neither -1 nor a step", load_step);
   if (load_step >= 0) return find_exactly(folder, load_step);
   std::optional<fs::path> found;
-  for (const StepFolder& step : list_steps(folder)) {
+  const auto steps = list_steps(folder);
+  for (const StepFolder& step : steps) {
     // Older ones are looked at only briefly: a damaged one is worth a line, not minutes.
     const std::string reason = why_unusable(step, !found);
     if (!reason.empty()) {
@@ -111,6 +112,10 @@ std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step
     } else if (!found) {
       found = step.path;
     }
+  }
+  if (!found && !steps.empty()) {
+    log::warn("none of the {} checkpoints in '{}' can be resumed from", steps.size(),
+              folder.string());
   }
   return found;
 }

@@ -1,5 +1,5 @@
-// Which checkpoint a path of the user's means. Called by open_source() and verify(), which must not
-// fail where the other does: a damaged folder is still located.
+// Which checkpoint a path of the user's means; a damaged folder is still located. Called by
+// open_source() and verify(), and by train/ to open weights.
 #pragma once
 
 #include "longhaul/checkpoint/checkpoint.h"

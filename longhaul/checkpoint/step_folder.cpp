@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <regex>
+#include <string_view>
 
 #include "longhaul/base/fault.h"
 #include "longhaul/base/log.h"
@@ -24,6 +24,24 @@ void remove_logged(const fs::path& path) {
   std::error_code error;
   fs::remove_all(path, error);
   if (error) log::warn("cannot remove '{}': {}", path.string(), error.message());
+}
+
+// The process id in `.step-<N>.tmp-<pid>` or `.step-<N>.tmp-<pid>-old`; empty for any other name.
+std::string owner_of(std::string_view name) {
+  const auto skip = [&name](std::string_view text) {
+    const bool there = name.starts_with(text);
+    if (there) name.remove_prefix(text.size());
+    return there;
+  };
+  const auto digits = [&name] {
+    const std::string_view found = name.substr(0, name.find_first_not_of("0123456789"));
+    name.remove_prefix(found.size());
+    return found;
+  };
+  if (!skip(".step-") || digits().empty() || !skip(".tmp-")) return "";
+  const std::string pid(digits());
+  skip("-old");
+  return name.empty() ? pid : "";
 }
 
 bool process_lives(const std::string& pid_text) {
@@ -101,15 +119,11 @@ void remove_step(const fs::path& step_folder) {
 }
 
 void remove_stale(const fs::path& folder) {
-  static const std::regex pattern(R"(\.step-\d+\.tmp-(\d+)(-old)?)");
   std::error_code error;
   std::vector<fs::path> stale;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
-    std::smatch match;
-    const std::string name = entry.path().filename().string();
-    if (std::regex_match(name, match, pattern) && is_stale(entry.path(), match[1])) {
-      stale.push_back(entry.path());
-    }
+    const std::string pid = owner_of(entry.path().filename().string());
+    if (!pid.empty() && is_stale(entry.path(), pid)) stale.push_back(entry.path());
   }
   for (const auto& path : stale) {
     log::info("removing '{}', which an interrupted save has left", path.string());

@@ -7,6 +7,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/checkpoint/tools.h"
+#include "longhaul/cli/commands.h"
 
 namespace longhaul::cli {
 namespace {

@@ -5,12 +5,11 @@
 #include <CLI/CLI.hpp>
 
 #include "longhaul/base/json.h"
+#include "longhaul/cli/commands.h"
 #include "tests/checkpoint/snapshots.h"
 #include "tests/support/temp_folder.h"
 
 namespace longhaul::cli {
-
-void add_checkpoint_command(CLI::App& app);
 
 namespace {
 

@@ -105,7 +105,7 @@ TEST_F(Damage, MissingShard) {
 
 TEST_F(Damage, AllProblemsAreListed) {
   fs::remove(file("model-00001.safetensors"));
-  const auto& entry =
+  const TensorEntry entry =
       read_manifest(step_).tensors.at("optimizer.model.embed_tokens.weight.exp_avg");
   flip_byte(file("optimizer-00001.safetensors"), static_cast<size_t>(entry.extent.begin));
   const auto problems = find_damage(step_);

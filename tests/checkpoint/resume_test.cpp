@@ -73,6 +73,11 @@ TEST(Resume, NothingToResumeFrom) {
   const TempFolder folder;
   EXPECT_EQ(find_resumable(folder.path()), std::nullopt);
   EXPECT_EQ(find_resumable(folder / "missing"), std::nullopt);
+  save(folder.path(), make_snapshot(1));
+  truncate_shard(folder / "step-1");
+  const LogCapture log;
+  EXPECT_EQ(find_resumable(folder.path()), std::nullopt);
+  EXPECT_THAT(log.text(), HasSubstr("none of the 1 checkpoints in"));
 }
 
 TEST(Resume, FlippedByteInTheNewestMeansTheNextOlder) {

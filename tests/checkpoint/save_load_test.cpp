@@ -6,6 +6,7 @@
 #include "longhaul/base/json.h"
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/manifest.h"
+#include "longhaul/checkpoint/step_folder.h"
 #include "tests/checkpoint/snapshots.h"
 #include "tests/support/temp_folder.h"
 
@@ -131,8 +132,11 @@ TEST(SaveLoad, StaleTemporariesAreRemoved) {
     test::spill(folder / (name + "/model-00001.safetensors"), "half");
   }
   fs::create_directory(folder / ".step-4.backup");
+  // A save in progress, of another process or of another thread of this one.
+  const TemporaryStep living(folder.path(), 9);
   save(folder.path(), make_snapshot(4));
-  EXPECT_THAT(sorted_names(folder.path()), ElementsAre(".step-4.backup", "step-4"));
+  EXPECT_THAT(sorted_names(folder.path()),
+              ElementsAre(".step-4.backup", living.path().filename(), "step-4"));
 }
 
 }  // namespace
