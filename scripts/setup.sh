@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Installs what building and running longhaul needs on Debian 12: Debian packages, and libtorch from
+# the PyPI wheel in a virtual environment in a per-user cache. What is there already is left alone.
+#   LONGHAUL_CACHE     another place for the cache (default: ~/.cache/longhaul)
+#   LONGHAUL_LIBTORCH  a libtorch 2.11 of your own (the folder with include/ and lib/): none is installed
+#   LONGHAUL_CUDA      off: never install the wheels that libtorch's CUDA half needs
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=(g++ cmake ninja-build ccache pkg-config python3 python3-venv git ca-certificates
+  libtomlplusplus-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libsimdjson-dev
+  libpcre2-dev libxxhash-dev zlib1g-dev libzstd-dev libgtest-dev libgmock-dev libbenchmark-dev)
+torch_version=2.11.0
+cache="${LONGHAUL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/longhaul}"
+
+say() { printf '%s\n' "setup: $*"; }
+
+missing_packages() {
+  local package
+  for package in "${packages[@]}"; do
+    dpkg-query -W -f='${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' || echo "$package"
+  done
+}
+
+# Runs a command with its output in a log; on a terminal one line says for how long it has run.
+run_phase() {
+  local label="$1" log started pid
+  shift
+  log="$(mktemp)"
+  started=$SECONDS
+  "$@" >"$log" 2>&1 &
+  pid=$!
+  while kill -0 "$pid" 2>/dev/null; do
+    [ -t 2 ] && printf '\r\033[K%s: %s ... %ss' setup "$label" "$((SECONDS - started))" >&2
+    sleep 0.5
+  done
+  [ -t 2 ] && printf '\r\033[K' >&2
+  if ! wait "$pid"; then
+    tail -n 20 "$log" >&2
+    say "$label failed; the last lines are above" >&2
+    rm -f "$log"
+    exit 1
+  fi
+  say "$label: done in $((SECONDS - started))s"
+  rm -f "$log"
+}
+
+install_packages() {
+  local missing as_root=()
+  mapfile -t missing < <(missing_packages)
+  if [ "${#missing[@]}" -eq 0 ]; then
+    say "Debian packages are there"
+    return
+  fi
+  if [ "$(id -u)" -ne 0 ]; then
+    if ! command -v sudo >/dev/null || ! sudo -n true 2>/dev/null; then
+      say "packages are missing and this user may not install them; ask an administrator for:" >&2
+      echo "  apt-get install -y --no-install-recommends ${missing[*]}" >&2
+      exit 1
+    fi
+    as_root=(sudo)
+  fi
+  run_phase "package lists" "${as_root[@]}" apt-get update
+  run_phase "${#missing[@]} Debian packages" "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y --no-install-recommends "${missing[@]}"
+}
+
+# The CUDA half of the wheel wants these beside a CUDA toolkit (its loader path points at them).
+cuda_wheels() {
+  if [ "${LONGHAUL_CUDA:-auto}" != off ] && command -v nvcc >/dev/null; then
+    echo "nvidia-cusparselt-cu13==0.8.0 nvidia-nvshmem-cu13==3.4.5 nvidia-cufile==1.15.*"
+  fi
+}
+
+install_libtorch() {
+  local venv="$cache/libtorch-$torch_version" stamp wheels
+  if [ -n "${LONGHAUL_LIBTORCH:-}" ]; then
+    say "libtorch: LONGHAUL_LIBTORCH = $LONGHAUL_LIBTORCH"
+    return
+  fi
+  wheels="torch==$torch_version nvidia-cuda-runtime==13.0.* nvidia-cuda-cupti==13.0.* $(cuda_wheels)"
+  stamp="$venv/.installed"
+  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wheels" ]; then
+    say "libtorch $torch_version is there"
+    return
+  fi
+  mkdir -p "$cache"
+  run_phase "virtual environment" python3 -m venv "$venv"
+  # shellcheck disable=SC2086  # the wheels are words
+  run_phase "libtorch $torch_version (530 MB)" "$venv/bin/pip" install --no-deps \
+    --disable-pip-version-check $wheels
+  echo "$wheels" >"$stamp"
+}
+
+install_packages
+install_libtorch
+say "ready: cmake --preset release && cmake --build --preset release"
