@@ -37,9 +37,9 @@ CounterRng::CounterRng(uint64_t seed, std::string_view name) {
 }
 
 std::array<uint32_t, 4> CounterRng::block(uint64_t index) const {
-  return philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), stream_[0],
-                     stream_[1]},
-                    key_);
+  return philox4x32(
+      {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), stream_[0], stream_[1]},
+      key_);
 }
 
 double CounterRng::normal(uint64_t index) const {

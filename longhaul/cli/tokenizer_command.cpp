@@ -1,6 +1,8 @@
 // `longhaul tokenizer train | encode | decode`. Results go to stdout or a file, progress and
 // remarks to stderr; errors are thrown for main to print.
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -119,6 +121,10 @@ void write_ids(const std::vector<int32_t>& ids) {
   std::cout.write(out.data(), static_cast<std::streamsize>(out.size()));
 }
 
+void flush_output() {
+  if (!std::cout.flush()) fail_user("cannot write to standard output: {}", std::strerror(errno));
+}
+
 struct EncodeArguments {
   std::string tokenizer, jsonl;
   std::optional<std::string> text;
@@ -202,7 +208,10 @@ void add_encode(CLI::App& parent) {
       ->excludes(jsonl);
   command->footer(
       "Example:\n  longhaul tokenizer encode --tokenizer tokenizer.json --text 'hello world'");
-  command->callback([arguments] { encode(*arguments); });
+  command->callback([arguments] {
+    encode(*arguments);
+    flush_output();
+  });
 }
 
 void add_decode(CLI::App& parent) {
@@ -217,7 +226,10 @@ void add_decode(CLI::App& parent) {
   command->add_flag("--plain", arguments->plain, "The bare bytes, nothing between the texts");
   command->footer(
       "Example:\n  echo '[104,105]' | longhaul tokenizer decode --tokenizer tokenizer.json");
-  command->callback([arguments] { decode(*arguments); });
+  command->callback([arguments] {
+    decode(*arguments);
+    flush_output();
+  });
 }
 
 }  // namespace

@@ -86,6 +86,7 @@ class LongPiece {
  public:
   LongPiece(const BpeModel& model, std::string_view piece, BpeModel::Scratch& scratch)
       : model_(model), slots_(scratch.slots), waiting_(scratch.waiting) {
+    waiting_.clear();
     slots_.resize(piece.size());
     for (size_t i = 0; i < piece.size(); ++i) slots_[i] = model.byte_id(piece[i]);
     for (size_t i = 0; i + 1 < piece.size(); ++i) push(i, model.rank_of(slots_[i], slots_[i + 1]));
@@ -97,7 +98,6 @@ class LongPiece {
       ranks_.pop();
       merge_rank(rank);
     }
-    waiting_.clear();
   }
 
   void append_to(std::vector<int32_t>& out) const {

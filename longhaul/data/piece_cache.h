@@ -15,7 +15,8 @@ namespace longhaul::data {
 
 class PieceCache {
  public:
-  PieceCache() : entries_(kEntries) {}
+  // num_entries: a power of two.
+  explicit PieceCache(size_t num_entries) : entries_(num_entries) {}
 
   // The tokens of `piece`, empty when it is not known.
   std::span<const int32_t> find(std::string_view piece) const {
@@ -36,7 +37,6 @@ class PieceCache {
   }
 
  private:
-  static constexpr size_t kEntries = 1 << 15;
   static constexpr size_t kMaxBytes = 30;
   static constexpr size_t kMaxIds = 8;
 
@@ -47,8 +47,8 @@ class PieceCache {
   };
   static_assert(sizeof(Entry) == 64);
 
-  static size_t place(std::string_view piece) {
-    return XXH3_64bits(piece.data(), piece.size()) % kEntries;
+  size_t place(std::string_view piece) const {
+    return XXH3_64bits(piece.data(), piece.size()) & (entries_.size() - 1);
   }
 
   std::vector<Entry> entries_;

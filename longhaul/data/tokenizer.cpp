@@ -24,7 +24,8 @@ Tokenizer Tokenizer::parse(std::string_view json, const std::string& name) {
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   std::vector<int32_t> ids;
-  Encoder(*this).encode(text, ids);
+  constexpr size_t kFewWords = 512;  // a cache for one text must not cost more than the text
+  Encoder(*this, kFewWords).encode(text, ids);
   return ids;
 }
 
@@ -67,8 +68,8 @@ int64_t Tokenizer::text_bytes(int32_t id) const {
 }
 
 struct Encoder::State {
-  explicit State(std::shared_ptr<const TokenizerParts> p)
-      : parts(std::move(p)), cutter(parts->pre_tokenizer) {}
+  State(std::shared_ptr<const TokenizerParts> p, size_t remembered_words)
+      : parts(std::move(p)), cutter(parts->pre_tokenizer), cache(remembered_words) {}
 
   using Ids = std::vector<int32_t>;
 
@@ -120,7 +121,8 @@ struct Encoder::State {
   BpeModel::Scratch scratch;
 };
 
-Encoder::Encoder(const Tokenizer& tokenizer) : state_(std::make_unique<State>(tokenizer.parts_)) {}
+Encoder::Encoder(const Tokenizer& tokenizer, size_t remembered_words)
+    : state_(std::make_unique<State>(tokenizer.parts_, remembered_words)) {}
 Encoder::~Encoder() = default;
 Encoder::Encoder(Encoder&&) noexcept = default;
 

@@ -54,7 +54,8 @@ class Tokenizer {
 // One thread's state for encoding much text: remembers words, keeps its buffers.
 class Encoder {
  public:
-  explicit Encoder(const Tokenizer& tokenizer);
+  // remembered_words: a power of two, at 64 bytes each.
+  explicit Encoder(const Tokenizer& tokenizer, size_t remembered_words = 1 << 15);
   ~Encoder();
   Encoder(Encoder&&) noexcept;
 
