@@ -7,6 +7,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/file.h"
+#include "longhaul/base/log.h"
 #include "longhaul/base/text.h"
 
 namespace longhaul::train {
@@ -26,6 +27,17 @@ std::string kept_lines(const std::filesystem::path& path, int64_t last_step) {
     if (object.value("step", last_step + 1) <= last_step) kept += object.dump() + "\n";
   }
   return kept;
+}
+
+// A run that starts anew keeps what an earlier one left, under the next free name.
+void move_aside(const std::filesystem::path& path) {
+  if (read_metrics(path).empty()) return;
+  for (int i = 1;; ++i) {
+    const std::filesystem::path other = fmt::format("{}.{}", path.string(), i);
+    if (std::filesystem::exists(other)) continue;
+    log::warn("{} is from an earlier run; it is now {}", path.string(), other.string());
+    return std::filesystem::rename(path, other);
+  }
 }
 
 }  // namespace
@@ -78,6 +90,7 @@ std::string to_line(const StepMetrics& m, int64_t steps, double seconds_left) {
 
 MetricsLog::MetricsLog(const std::filesystem::path& path, int64_t last_step) : path_(path) {
   std::filesystem::create_directories(path.parent_path());
+  if (last_step == 0) move_aside(path);
   write_atomic(path, kept_lines(path, last_step));
   out_.open(path, std::ios::app);
   if (!out_) fail_file("open", path, errno);

@@ -47,7 +47,8 @@ std::string to_line(const StepMetrics& metrics, int64_t steps, double seconds_le
 // metrics.jsonl of a run folder, opened for appending.
 class MetricsLog {
  public:
-  // Keeps the lines of steps up to `last_step` and drops the rest, a torn last line included.
+  // Keeps the lines of steps up to `last_step` and drops the rest, a torn last line included. At
+  // last_step 0 (a run that starts) a file that is there is renamed to metrics.jsonl.<n>.
   MetricsLog(const std::filesystem::path& path, int64_t last_step);
   void append(const StepMetrics& metrics);
 

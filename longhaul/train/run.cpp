@@ -45,6 +45,24 @@ std::optional<int64_t> finished_step(const JobConfig& config) {
   return std::nullopt;
 }
 
+// Checkpoints of which none can be resumed from are not a reason to begin at step 1 in silence and
+// to write over them. Model-only ones are: they are results, not states.
+void refuse_to_start_over(const fs::path& folder) {
+  for (const auto& found : checkpoint::list_steps(folder)) {
+    if (fs::exists(found.path / checkpoint::kManifestName)) {
+      try {
+        if (checkpoint::read_manifest(found.path).model_only) continue;
+      } catch (const UserError&) {
+        // A damaged manifest counts as a damaged checkpoint.
+      }
+    }
+    fail_user(
+        "{}: none of the checkpoints can be resumed from (the lines above say why); repair or "
+        "move them away, or choose another checkpoint.folder",
+        folder.string());
+  }
+}
+
 class Run {
  public:
   Run(const JobConfig& config, const std::atomic<bool>& stop)
@@ -127,11 +145,14 @@ void Run::open_validation() {
 void Run::resume_or_begin() {
   const auto& options = config_.checkpoint;
   if (!options.enable) return;
-  if (const auto found =
-          checkpoint::find_resumable(checkpoint_folder(config_), options.load_step)) {
+  const fs::path folder = checkpoint_folder(config_);
+  if (const auto found = checkpoint::find_resumable(folder, options.load_step)) {
     trainer_.restore(checkpoint::load(*found, /*verify=*/false));
     log::info("resumed from {}", found->string());
-  } else if (options.initial_load_path) {
+    return;
+  }
+  refuse_to_start_over(folder);
+  if (options.initial_load_path) {
     trainer_.load_weights(*options.initial_load_path, options.initial_load_in_hf);
     log::info("initial weights from {}", *options.initial_load_path);
   }

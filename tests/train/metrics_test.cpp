@@ -1,0 +1,38 @@
+#include "longhaul/train/metrics.h"
+
+#include "tests/train/job_fixture.h"
+
+namespace longhaul::train {
+namespace {
+
+TEST(Metrics, NonFiniteNumbersAreStrings) {
+  StepMetrics metrics;
+  metrics.loss = NAN;
+  metrics.grad_norm = INFINITY;
+  metrics.lm_loss = -INFINITY;
+  metrics.indexer_loss_per_layer = {0.5, NAN};
+  const auto json = nlohmann::json::parse(to_json(metrics).dump());
+  EXPECT_EQ(json["loss"], "nan");
+  EXPECT_EQ(json["grad_norm"], "inf");
+  EXPECT_EQ(json["lm_loss"], "-inf");
+  EXPECT_EQ(json["indexer_loss_per_layer"][1], "nan");
+  EXPECT_TRUE(std::isnan(number_from(json["loss"])));
+  EXPECT_EQ(number_from(json["lm_loss"]), -INFINITY);
+}
+
+TEST(Metrics, TheLogIsCutBackToTheResumedStep) {
+  const testing::TemporaryFolder folder;
+  const auto path = folder.path() / "metrics.jsonl";
+  testing::write_text(path, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":4,\"lo");
+  StepMetrics metrics;
+  metrics.step = 3;
+  MetricsLog(path, 2).append(metrics);
+  const auto lines = read_metrics(path);
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[1]["step"], 2);
+  EXPECT_EQ(lines[2]["step"], 3);
+  EXPECT_TRUE(lines[2].contains("loss"));
+}
+
+}  // namespace
+}  // namespace longhaul::train

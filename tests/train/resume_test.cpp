@@ -1,0 +1,149 @@
+// A run that stops and goes on is the same run, bit for bit.
+#include <thread>
+
+#include "longhaul/checkpoint/checkpoint.h"
+#include "longhaul/train/resolve_model.h"
+#include "longhaul/train/trainer.h"
+#include "tests/train/job_fixture.h"
+
+namespace longhaul::testing {
+namespace {
+
+using Overrides = std::vector<std::string>;
+
+// The figures of a run that do not depend on the clock.
+std::vector<std::string> figures(const std::vector<nlohmann::json>& metrics) {
+  std::vector<std::string> lines;
+  for (auto object : metrics) {
+    for (const char* key : {"tokens_per_second", "mfu", "memory_peak_bytes", "time"}) {
+      object.erase(key);
+    }
+    lines.push_back(object.dump());
+  }
+  return lines;
+}
+
+const at::Tensor& batches() {
+  static const at::Tensor loaded = load_golden("hf_base/train20.safetensors").at("batches");
+  return loaded;
+}
+
+void expect_equal_state(const fs::path& a, const fs::path& b) {
+  const auto x = checkpoint::load(a), y = checkpoint::load(b);
+  ASSERT_EQ(x.tensors.size(), y.tensors.size());
+  for (const auto& [name, tensor] : x.tensors) {
+    ASSERT_TRUE(y.tensors.count(name)) << name;
+    EXPECT_TRUE(at::equal(tensor, y.tensors.at(name))) << name;
+  }
+  for (const char* key : {"step", "rows", "tokens", "seed", "optimizer_steps"}) {
+    EXPECT_EQ(x.trainer[key], y.trainer[key]) << key;
+  }
+}
+
+// Everything that moves: decay of the learning rate, router bias, warm-up, MTP off, indexer on.
+const Overrides kMoving = {"--lr_scheduler.warmup_steps",       "3",
+                           "--lr_scheduler.min_lr_factor",      "0.1",
+                           "--checkpoint.last_save_model_only", "false"};
+
+Overrides with(Overrides base, const Overrides& more) {
+  base.insert(base.end(), more.begin(), more.end());
+  return base;
+}
+
+TEST(Resume, TwentyStepsEqualTwelveAndEight) {
+  const GoldenJob whole("hf_base", batches()), parts("hf_base", batches());
+  run(whole.config(kMoving));
+
+  // Twelve steps of a job of twenty: stopped from outside, as a signal would.
+  {
+    const auto config = parts.config(with(kMoving, {"--checkpoint.interval", "12"}));
+    std::atomic<bool> stop{false};
+    std::thread watcher([&] {
+      while (!fs::exists(parts.folder.path() / "run/checkpoint/step-12")) std::this_thread::yield();
+      stop = true;
+    });
+    EXPECT_EQ(train::run_training(config, stop), train::Outcome::kStopped);
+    watcher.join();
+  }
+  // Whatever was done behind step 12 is thrown away: the run goes on from there.
+  for (const auto& step : checkpoint::list_steps(parts.folder.path() / "run/checkpoint")) {
+    if (step.step != 12) fs::remove_all(step.path);
+  }
+  // A torn last line, as a crash would leave it.
+  std::ofstream(parts.folder.path() / "run/metrics.jsonl", std::ios::app) << "{\"step\": 99, \"lo";
+
+  EXPECT_EQ(run(parts.config(kMoving)), train::Outcome::kFinished);
+  EXPECT_EQ(figures(parts.metrics()), figures(whole.metrics()));
+  expect_equal_state(whole.folder.path() / "run/checkpoint/step-20",
+                     parts.folder.path() / "run/checkpoint/step-20");
+}
+
+TEST(Resume, TheSameRunTwiceIsBitEqual) {
+  const GoldenJob a("hf_base", batches()), b("hf_base", batches());
+  run(a.config(kMoving));
+  run(b.config(kMoving));
+  EXPECT_EQ(figures(a.metrics()), figures(b.metrics()));
+}
+
+TEST(Resume, ValidationLeavesTheTrajectoryAlone) {
+  const GoldenJob plain("hf_base", batches()), validated("hf_base", batches());
+  run(plain.config(kMoving));
+  run(validated.config(
+      with(kMoving, {"--validation.enable", "true", "--validation.dataset", "tokenized",
+                     "--validation.dataset_path", (validated.folder.path() / "rows.jsonl").string(),
+                     "--validation.seq_len", "48", "--validation.freq", "3"})));
+  auto metrics = validated.metrics();
+  int with_validation = 0;
+  for (auto& object : metrics) {
+    with_validation += static_cast<int>(object.contains("validation_loss"));
+    object.erase("validation_loss");
+  }
+  EXPECT_EQ(with_validation, 8);  // step 1, every third, and the last
+  EXPECT_EQ(figures(metrics), figures(plain.metrics()));
+}
+
+TEST(Resume, AFinishedRunHasNothingToDo) {
+  const GoldenJob job("hf_base", batches());
+  const Overrides short_run = {"--training.steps", "2"};
+  EXPECT_EQ(run(job.config(short_run)), train::Outcome::kFinished);
+  const auto before = job.metrics();
+  EXPECT_EQ(run(job.config(short_run)), train::Outcome::kAlreadyDone);
+  EXPECT_EQ(job.metrics(), before);
+}
+
+TEST(Resume, AModelOnlyCheckpointIsNotResumedFromAndNotPurged) {
+  const GoldenJob job("hf_base", batches());
+  const auto folder = job.folder.path() / "run/checkpoint";
+  run(job.config(
+      {"--training.steps", "4", "--checkpoint.interval", "1", "--checkpoint.keep_latest_k", "2"}));
+  EXPECT_TRUE(checkpoint::load(folder / "step-4").model_only);
+  EXPECT_FALSE(fs::exists(folder / "step-1"));
+  EXPECT_TRUE(fs::exists(folder / "step-2") && fs::exists(folder / "step-3"));
+  // A longer job goes on from the newest full one.
+  run(job.config({"--training.steps", "6", "--checkpoint.interval", "100"}));
+  EXPECT_EQ(job.metrics().size(), 6u);
+  EXPECT_TRUE(fs::exists(folder / "step-4"));
+}
+
+TEST(Resume, LoadOnlySavesNothing) {
+  const GoldenJob job("hf_base", batches());
+  run(job.config(
+      {"--training.steps", "2", "--checkpoint.load_only", "true", "--checkpoint.interval", "1"}));
+  EXPECT_FALSE(fs::exists(job.folder.path() / "run/checkpoint"));
+}
+
+TEST(Resume, LoadStepChoosesAndAMissingOneIsAnError) {
+  const GoldenJob job("hf_base", batches());
+  run(job.config({"--training.steps", "4", "--checkpoint.interval", "1"}));
+  run(job.config({"--training.steps", "5", "--checkpoint.load_step", "2"}));
+  EXPECT_EQ(job.metrics().size(), 5u);
+  try {
+    run(job.config({"--checkpoint.load_step", "17"}));
+    FAIL() << "no error";
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("17"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace longhaul::testing

@@ -1,0 +1,159 @@
+// What a run does with its settings: accumulation, the non-finite guard, dumps, time limits, text.
+#include "longhaul/checkpoint/checkpoint.h"
+#include "longhaul/checkpoint/tensor_file.h"
+#include "longhaul/config/write.h"
+#include "tests/train/job_fixture.h"
+
+namespace longhaul::testing {
+namespace {
+
+using Overrides = std::vector<std::string>;
+
+const at::Tensor& batches() {
+  static const at::Tensor loaded = load_golden("hf_base/train20.safetensors").at("batches");
+  return loaded;
+}
+
+// Rows with unequal numbers of ignored labels, and a padded tail.
+void write_uneven_rows(const fs::path& path) {
+  const auto ids = batches().reshape({-1, 48});
+  std::string text;
+  for (int64_t i = 0; i < 8; ++i) {
+    std::vector<int64_t> row, labels, positions;
+    for (int64_t t = 0; t < 48; ++t) {
+      const bool padding = i % 3 == 2 && t >= 40;
+      row.push_back(ids[i][t].item<int64_t>());
+      const bool ignored = padding || t == 47 || t < 5 * i;
+      labels.push_back(ignored ? -100 : ids[i][t + 1].item<int64_t>());
+      positions.push_back(padding ? -1 : t < 20 ? t : t - 20);
+    }
+    text +=
+        nlohmann::json{{"input_ids", row}, {"labels", labels}, {"position_ids", positions}}.dump() +
+        "\n";
+  }
+  write_text(path, text);
+}
+
+TEST(Run, AccumulationGivesTheGradientsOfTheWholeBatch) {
+  const GoldenJob whole("hf_base", batches()), parts("hf_base", batches());
+  for (const auto* job : {&whole, &parts}) write_uneven_rows(job->folder.path() / "rows.jsonl");
+  const Overrides common = {"--training.dtype",
+                            "float64",
+                            "--training.steps",
+                            "2",
+                            "--debug.dump_steps",
+                            "1,2",
+                            "--moe.sequence_balance_loss_coeff",
+                            "0.01",
+                            "--moe.z_loss_coeff",
+                            "0.001"};
+  auto with = [&](Overrides more) {
+    more.insert(more.begin(), common.begin(), common.end());
+    return more;
+  };
+  run(whole.config(with({"--training.local_batch_size", "4"})));
+  run(parts.config(
+      with({"--training.local_batch_size", "1", "--training.global_batch_size", "4"})));
+  for (const char* step : {"step-1.safetensors", "step-2.safetensors"}) {
+    const auto a = checkpoint::load_safetensors(whole.folder.path() / "run/dump" / step);
+    const auto b = checkpoint::load_safetensors(parts.folder.path() / "run/dump" / step);
+    ASSERT_EQ(a.size(), b.size());
+    for (const auto& [name, tensor] : a) {
+      EXPECT_LT(relative_to_max(b.at(name), tensor), 1e-9) << step << " " << name;
+    }
+  }
+  EXPECT_EQ(whole.metrics()[1]["tokens"], parts.metrics()[1]["tokens"]);
+}
+
+TEST(Run, DumpHoldsGradientsParametersAndLosses) {
+  const GoldenJob job("hf_base", batches());
+  run(job.config({"--training.steps", "1", "--debug.dump_steps", "1"}));
+  const auto dump = checkpoint::load_safetensors(job.folder.path() / "run/dump/step-1.safetensors");
+  EXPECT_EQ(dump.at("grad.model.layers.1.mlp.experts.3.up_proj.weight").sizes(),
+            (std::vector<int64_t>{16, 128}));
+  EXPECT_EQ(dump.at("param.lm_head.weight").scalar_type(), at::kFloat);
+  EXPECT_TRUE(dump.count("param.model.layers.1.mlp.gate.e_score_correction_bias"));
+  // Before clipping: the norm over all gradients is the one that is logged.
+  double squares = 0;
+  for (const auto& [name, tensor] : dump) {
+    if (name.rfind("grad.", 0) == 0)
+      squares += tensor.to(at::kDouble).square().sum().item<double>();
+  }
+  EXPECT_NEAR(std::sqrt(squares), job.metrics()[0]["grad_norm"].get<double>(), 1e-5);
+  EXPECT_NEAR(dump.at("loss").item<double>(), job.metrics()[0]["loss"].get<double>(), 1e-12);
+}
+
+// A learning rate that ends in infinities by the second or third step.
+const Overrides kExploding = {"--optimizer.lr",        "1e30", "--training.max_norm", "0",
+                              "--checkpoint.interval", "1"};
+
+TEST(Run, ANonFiniteStepStopsBeforeTheUpdate) {
+  const GoldenJob job("hf_base", batches());
+  try {
+    run(job.config(kExploding));
+    FAIL() << "no error";
+  } catch (const UserError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("not finite"), std::string::npos) << text;
+    EXPECT_NE(text.find("optimizer.lr"), std::string::npos) << text;
+  }
+  // The last checkpoint holds the weights before that step.
+  const auto steps = checkpoint::list_steps(job.folder.path() / "run/checkpoint");
+  ASSERT_FALSE(steps.empty());
+  EXPECT_EQ(steps[0].step, static_cast<int64_t>(job.metrics().size()));
+}
+
+TEST(Run, ANonFiniteStepIsSkippedIfTheJobSaysSo) {
+  const GoldenJob job("hf_base", batches());
+  auto overrides = kExploding;
+  overrides.insert(overrides.end(), {"--training.nonfinite", "skip", "--training.steps", "6",
+                                     "--checkpoint.enable", "false", "--training.max_norm", "0"});
+  EXPECT_EQ(run(job.config(overrides)), train::Outcome::kFinished);
+  const auto metrics = job.metrics();
+  ASSERT_EQ(metrics.size(), 6u);  // each line is valid JSON
+  EXPECT_TRUE(metrics[5].value("skipped", false));
+  EXPECT_TRUE(metrics[5]["loss"].is_string() || metrics[5]["grad_norm"].is_string());
+}
+
+TEST(Run, TimeLimitSavesAndStops) {
+  const GoldenJob job("hf_base", batches());
+  EXPECT_EQ(run(job.config({"--training.max_minutes", "1e-9"})), train::Outcome::kStopped);
+  EXPECT_EQ(job.metrics().size(), 1u);
+  EXPECT_TRUE(fs::exists(job.folder.path() / "run/checkpoint/step-1/manifest.json"));
+}
+
+TEST(Run, TheRunFolderHoldsTheResolvedJob) {
+  const GoldenJob job("hf_base", batches());
+  const auto config = job.config({"--training.steps", "1", "--optimizer.lr", "0.5"});
+  run(config);
+  const auto loaded = load_job((job.folder.path() / "run/job.toml").string());
+  EXPECT_EQ(loaded.optimizer.lr, 0.5);
+  EXPECT_EQ(to_toml(loaded), to_toml(config));
+}
+
+TEST(Run, UnfitDataIsNamed) {
+  const GoldenJob job("hf_base", batches());
+  write_text(job.folder.path() / "rows.jsonl", "{\"input_ids\": [1, 2, 3]}\n");
+  try {
+    run(job.config());
+    FAIL() << "no error";
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("rows.jsonl:1"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Run, AWarmupOfTheIndexerMovesOnlyTheIndexer) {
+  const GoldenJob job("hf_base", batches());
+  run(job.config(
+      {"--training.steps", "2", "--dsa.stage", "dense_warmup", "--debug.dump_steps", "2"}));
+  const auto before = load_golden("hf_base/checkpoint/model.safetensors");
+  const auto dump = checkpoint::load_safetensors(job.folder.path() / "run/dump/step-2.safetensors");
+  for (const auto& [name, tensor] : before) {
+    const bool indexer = name.find(".indexer.") != std::string::npos;
+    EXPECT_EQ(at::equal(dump.at("param." + name), tensor), !indexer) << name;
+    EXPECT_EQ(dump.count("grad." + name) == 1, indexer) << name;
+  }
+}
+
+}  // namespace
+}  // namespace longhaul::testing
