@@ -61,7 +61,7 @@ inline Losses forward_losses(v3::Model& model, const v3::Batch& batch, v3::Forwa
     const auto sum = ops::linear_cross_entropy(hidden[i].flatten(0, 1),
                                                model.lm_head().weight.to(hidden[i].scalar_type()),
                                                batch.towers[i].labels.flatten());
-    const auto mean = sum / static_cast<double>(ctx.counts.labels[i]);
+    const auto mean = sum / static_cast<double>(std::max<int64_t>(ctx.counts.labels[i], 1));
     losses.by_tower.push_back(mean.item<double>());
     const double weight = i == 0 ? 1.0 : mtp_weight / static_cast<double>(hidden.size() - 1);
     losses.total = i == 0 ? mean : losses.total + mean * weight;

@@ -14,18 +14,16 @@ namespace longhaul::deepseek_v3 {
 namespace {
 
 constexpr double kKeyNormEps = 1e-6;
+}  // namespace
 
-// Sylvester's matrix scaled to be orthonormal: H H^T = 1.
-Tensor hadamard_matrix(int64_t n, const nn::TensorSpec& spec) {
+Tensor hadamard_matrix(int64_t n) {
   if (n < 1 || (n & (n - 1)) != 0) {
     fail_user("dsa.hadamard = true needs index_head_dim to be a power of two, it is {}", n);
   }
   Tensor h = at::ones({1, 1}, at::kDouble);
   while (h.size(0) < n) h = at::cat({at::cat({h, h}, 1), at::cat({h, -h}, 1)}, 0);
-  return (h / std::sqrt(static_cast<double>(n))).to(spec.device);
+  return h / std::sqrt(static_cast<double>(n));
 }
-
-}  // namespace
 
 Indexer::Indexer(const ModelConfig& config, const ModelSettings& settings,
                  const nn::TensorSpec& spec)
@@ -39,7 +37,7 @@ Indexer::Indexer(const ModelConfig& config, const ModelSettings& settings,
       wk_(config.hidden_size, head_dim_, spec),
       weights_proj_(config.hidden_size, heads_, spec),
       k_norm_(head_dim_, kKeyNormEps, spec) {
-  if (settings.hadamard) hadamard_ = hadamard_matrix(head_dim_, spec);
+  if (settings.hadamard) hadamard_ = hadamard_matrix(head_dim_).to(spec.device);
   add_child("wq_b", wq_b_);
   add_child("wk", wk_);
   add_child("k_norm", k_norm_);

@@ -11,6 +11,10 @@
 
 namespace longhaul::deepseek_v3 {
 
+// Sylvester's Hadamard matrix [n, n] in fp64, scaled to be orthonormal: H H^T = 1. UserError unless
+// n is a power of two.
+Tensor hadamard_matrix(int64_t n);
+
 class Indexer : public nn::Module {
  public:
   Indexer(const ModelConfig& config, const ModelSettings& settings, const nn::TensorSpec& spec);

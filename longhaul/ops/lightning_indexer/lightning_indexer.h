@@ -1,7 +1,8 @@
 // The lightning indexer of DeepSeek-V3.2 (technical report, equation 1) and its top-k.
 //   I[t,s] = sum over j of w[t,j] * relu(q[t,j] . k[s])      in fp32 (fp64 for fp64)
-// S_t = the min(K, visible) visible keys of largest I[t,.]; ties go to the lowest s. No gradient
-// flows: the indexer learns from its KL loss (ops/indexer_kl_loss).
+// S_t = the min(K, visible) visible keys of largest I[t,.]; ties go to the lowest s; NaN counts
+// as the largest score, so that it reaches the loss. No gradient flows: the indexer learns from its
+// KL loss (ops/indexer_kl_loss).
 // query [B, S, Hi, Di], key [B, S, Di], weights [B, S, Hi] (already scaled by Hi^-0.5 Di^-0.5).
 #pragma once
 
@@ -30,6 +31,7 @@ Tensor indexer_scores(const Tensor& query_BSHD, const Tensor& key_BSD, const Ten
 Tensor mask_to_indices(const Tensor& selected_BSS, int64_t K);
 
 // The inverse: a bool mask [B, S, S] of indices [B, S, K]; -1 may stand anywhere in a row.
+// An index of S or more is an error.
 Tensor indices_to_mask(const Tensor& indices_BSK, int64_t S);
 
 }  // namespace longhaul::ops

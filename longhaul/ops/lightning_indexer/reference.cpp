@@ -15,7 +15,7 @@ namespace {
 // keys and the NaN travels on to the loss, where it is seen.
 Tensor select_topk(const Tensor& scores_BSS, const Tensor& visible_BSS, int64_t K) {
   const double lowest = -std::numeric_limits<double>::infinity();
-  const Tensor masked = scores_BSS.masked_fill(scores_BSS.isnan(), -lowest)
+  const Tensor masked = scores_BSS.masked_fill(scores_BSS != scores_BSS, -lowest)
                             .masked_fill_(visible_BSS.logical_not(), lowest);
   const Tensor threshold =
       std::get<0>(masked.topk(K, -1, /*largest=*/true, /*sorted=*/false)).amin(-1, true);

@@ -1,0 +1,128 @@
+// Reading weights: everything is checked by name and shape before anything is written.
+#include "longhaul/models/deepseek_v3/hf_adapter.h"
+
+#include <gmock/gmock.h>
+
+#include "longhaul/base/error.h"
+#include "tests/models/tiny_model.h"
+
+namespace longhaul::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// All tensors of a model by Hugging Face name.
+Tensors exported(v3::Model& model) {
+  Tensors tensors;
+  for (const auto& list : {model.parameters(), model.buffers()}) {
+    for (const auto& parameter : list) {
+      for (const auto& [name, view] : v3::hf_views(parameter.name, parameter.tensor->detach())) {
+        tensors[name] = view.clone();
+      }
+    }
+  }
+  return tensors;
+}
+
+std::string load_error(v3::Model& model, const Tensors& tensors) {
+  try {
+    v3::load_hf(model, source_of(tensors));
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(HfViews, ExpertsOneByOneOthersAsTheyAre) {
+  const auto stacked = normal({3, 2, 4}, 1);
+  const auto views = v3::hf_views("model.layers.1.mlp.experts.up_proj.weight", stacked);
+  ASSERT_EQ(views.size(), 3U);
+  EXPECT_EQ(views[2].first, "model.layers.1.mlp.experts.2.up_proj.weight");
+  EXPECT_TRUE(at::equal(views[2].second, stacked[2]));
+  views[2].second.zero_();
+  EXPECT_EQ(stacked[2].abs().max().item<double>(), 0.0) << "views, not copies";
+  EXPECT_EQ(v3::hf_views("lm_head.weight", stacked).size(), 1U);
+  EXPECT_EQ(v3::hf_views("model.layers.1.mlp.shared_experts.up_proj.weight", stacked).size(), 1U);
+}
+
+TEST(LoadHf, RoundTrip) {
+  const auto source = tiny_model();
+  const auto weights = exported(*source);
+  v3::Model target(tiny_config(), fp64_settings());
+  v3::load_hf(target, source_of(weights));
+  const auto loaded = exported(target);
+  ASSERT_EQ(loaded.size(), weights.size());
+  for (const auto& [name, value] : weights) EXPECT_TRUE(at::equal(loaded.at(name), value)) << name;
+  for (const auto& parameter : target.parameters()) {
+    EXPECT_TRUE(parameter.tensor->is_leaf() && parameter.tensor->requires_grad()) << parameter.name;
+  }
+}
+
+TEST(LoadHf, ListsEveryProblemAndWritesNothing) {
+  const auto model = tiny_model();
+  const auto before = exported(*model);
+  auto weights = exported(*model);
+  for (auto& [name, value] : weights) value = value + 1;
+  weights.erase("model.norm.weight");
+  weights.erase("model.layers.1.mlp.experts.3.up_proj.weight");
+  weights["model.layers.0.self_attn.q_proj.weight"] = at::zeros({2, 2});
+  weights["lm_head.weight"] = at::zeros({24, 12});
+  const auto message = load_error(*model, weights);
+  EXPECT_THAT(message, AllOf(HasSubstr("missing: model.layers.1.mlp.experts.3.up_proj.weight, "
+                                       "model.norm.weight"),
+                             HasSubstr("unexpected: model.layers.0.self_attn.q_proj.weight"),
+                             HasSubstr("lm_head.weight is [24, 12], the model wants [23, 12]"),
+                             HasSubstr("model.flavor"), Not(HasSubstr("\n"))));
+  for (const auto& [name, value] : exported(*model)) {
+    EXPECT_TRUE(at::equal(value, before.at(name))) << name << " was written";
+  }
+}
+
+TEST(LoadHf, LongListsAreCut) {
+  const auto model = tiny_model();
+  EXPECT_THAT(load_error(*model, {}), AllOf(HasSubstr("... ("), HasSubstr(" in all)")));
+}
+
+TEST(LoadHf, AMissingRouterBiasIsNamed) {
+  const auto model = tiny_model();
+  auto weights = exported(*model);
+  weights.erase("model.layers.1.mlp.gate.e_score_correction_bias");
+  EXPECT_THAT(load_error(*model, weights),
+              HasSubstr("missing: model.layers.1.mlp.gate.e_score_correction_bias"));
+}
+
+// Published folders carry an MTP layer with copies of the embedding and the head.
+TEST(LoadHf, SpareMtpLayers) {
+  auto config = tiny_config();
+  auto weights = exported(*tiny_model());
+  for (const auto* name : {"embed_tokens.weight", "shared_head.head.weight"}) {
+    weights[std::string("model.layers.2.") + name] = at::zeros({23, 12});
+  }
+  weights["model.layers.2.shared_head.norm.weight"] = at::zeros({12});
+  v3::Model with(config, fp64_settings());
+  EXPECT_EQ(load_error(with, weights), "");
+  config.num_nextn_predict_layers = 0;
+  v3::Model without(config, fp64_settings());
+  EXPECT_EQ(load_error(without, weights), "");
+  // The same name in the trunk is not spare.
+  weights["model.layers.1.embed_tokens.weight"] = at::zeros({23, 12});
+  EXPECT_THAT(load_error(without, weights),
+              HasSubstr("unexpected: model.layers.1.embed_tokens.weight"));
+}
+
+TEST(LoadHf, ConvertsTheDtype) {
+  const auto source = tiny_model();
+  const auto weights = exported(*source);
+  v3::ModelSettings settings;
+  settings.param_dtype = at::kBFloat16;
+  v3::Model target(tiny_config(), settings);
+  v3::load_hf(target, source_of(weights));
+  for (const auto& [name, value] : exported(target)) {
+    EXPECT_TRUE(at::equal(value, weights.at(name).to(value.scalar_type()))) << name;
+  }
+}
+
+}  // namespace
+}  // namespace longhaul::testing
