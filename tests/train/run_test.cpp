@@ -84,7 +84,7 @@ TEST(Run, DumpHoldsGradientsParametersAndLosses) {
 }
 
 // A learning rate that ends in infinities by the second or third step.
-const Overrides kExploding = {"--optimizer.lr",        "1e30", "--training.max_norm", "0",
+const Overrides kExploding = {"--optimizer.lr",        "1e30", "--training.max_norm", "inf",
                               "--checkpoint.interval", "1"};
 
 TEST(Run, ANonFiniteStepStopsBeforeTheUpdate) {
@@ -107,7 +107,7 @@ TEST(Run, ANonFiniteStepIsSkippedIfTheJobSaysSo) {
   const GoldenJob job("hf_base", batches());
   auto overrides = kExploding;
   overrides.insert(overrides.end(), {"--training.nonfinite", "skip", "--training.steps", "6",
-                                     "--checkpoint.enable", "false", "--training.max_norm", "0"});
+                                     "--checkpoint.enable", "false"});
   EXPECT_EQ(run(job.config(overrides)), train::Outcome::kFinished);
   const auto metrics = job.metrics();
   ASSERT_EQ(metrics.size(), 6u);  // each line is valid JSON
