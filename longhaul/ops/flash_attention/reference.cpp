@@ -58,8 +58,12 @@ template <typename Keys>
 AttentionResult attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_BSS,
                        const AttentionOptions& options) {
   const auto wide = wide_type(q);
-  const Tensor scores = Keys::scores(q.to(wide) * options.scale, k.to(wide))
-                            .masked_fill(mask_BSS.logical_not().unsqueeze(Keys::kHeadDim), kMasked);
+  // Added, not filled in: the sum is vectorised and its backward is free, since P is exactly 0
+  // there.
+  const Tensor bias_BSS = at::zeros(mask_BSS.sizes(), q.options().dtype(wide))
+                              .masked_fill_(mask_BSS.logical_not(), kMasked);
+  const Tensor scores =
+      Keys::scores(q.to(wide) * options.scale, k.to(wide)) + bias_BSS.unsqueeze(Keys::kHeadDim);
   const Tensor p = at::softmax(scores, -1);
   const Tensor sees_BS = mask_BSS.any(-1);
   AttentionResult result;
