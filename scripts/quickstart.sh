@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 run=runs/quickstart
 longhaul=build/release/bin/longhaul
 job=configs/quickstart.toml
-vocab_size=4096
+vocab_size=1024
 
 say() { printf '%s\n' "quickstart: $*"; }
 
@@ -52,11 +52,11 @@ prepare_tokenizer
 "$longhaul" train "$job" "$@"
 if [ ! -f "$run/evaluation.json" ] || [ "$run/metrics.jsonl" -nt "$run/evaluation.json" ]; then
   say "held-out data, beside a bigram model over the same tokens and the model before training:"
-  "$longhaul" eval "$job" --validation.steps -1 --baselines
+  "$longhaul" eval "$job" "$@" --validation.steps -1 --baselines
 else
   say "evaluation is there (see $run/summary.md)"
 fi
 say "a sample:"
-"$longhaul" generate "$job" --prompt 'def read_file(path):' --max-new-tokens 120 \
+"$longhaul" generate "$job" "$@" --prompt 'def read_file(path):' --max-new-tokens 120 \
   --temperature 0.7 --top-p 0.9 --seed 1
 say "done: $run/summary.md, $run/loss.svg, $run/metrics.jsonl"

@@ -30,6 +30,8 @@ run_phase() {
   started=$SECONDS
   "$@" >"$log" 2>&1 &
   pid=$!
+  # A script's background jobs do not see Ctrl-C.
+  trap 'kill "$pid" 2>/dev/null; exit 130' INT TERM
   while kill -0 "$pid" 2>/dev/null; do
     [ -t 2 ] && printf '\r\033[K%s: %s ... %ss' setup "$label" "$((SECONDS - started))" >&2
     sleep 0.5
@@ -41,6 +43,7 @@ run_phase() {
     rm -f "$log"
     exit 1
   fi
+  trap - INT TERM
   say "$label: done in $((SECONDS - started))s"
   rm -f "$log"
 }

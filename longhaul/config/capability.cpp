@@ -75,8 +75,7 @@ std::vector<Rule> checkpoint_rules() {
 }
 
 std::vector<Rule> training_rules() {
-  const char* dataset =
-      "is not built in; set it to \"files\" and give the path of text, JSONL or Parquet files";
+  const char* dataset = "is not built in; set it to \"files\" and give dataset_path";
   return {
       {"training.dataset", [](auto& c) { return !is_available_dataset(c.training.dataset); },
        dataset},
@@ -121,9 +120,6 @@ std::vector<Rule> report_rules() {
       {"memory_estimation.enable", [](auto& c) { return c.memory_estimation.enable; },
        "there is no memory planner yet; set it to false"},
       {"experimental.custom_import", [](auto& c) { return !c.experimental.custom_import.empty(); },
-       "Python modules are not imported; remove it"},
-      {"experimental.custom_args_module",
-       [](auto& c) { return !c.experimental.custom_args_module.empty(); },
        "Python modules are not imported; remove it"},
   };
 }

@@ -20,11 +20,13 @@ void add_training(std::vector<Option>& table) {
   OptionSection training(
       table, "training", [](auto& c) -> auto& { return c.training; });
   using S = Training;
-  training.key("dataset", &S::dataset,
-               "files (alias text): text, JSONL or Parquet under dataset_path; tokenized: ids made "
-               "by `longhaul tokenizer`; the other names are known but not built in.",
-               one_of(dataset_names()));
-  training.key("dataset_path", &S::dataset_path, "File, folder or pattern of the data.");
+  training.key(
+      "dataset", &S::dataset,
+      "files (alias text): each file under dataset_path is a document; tokenized: JSONL rows "
+      "of input_ids, labels, position_ids; the other names are known but not built in.",
+      one_of(dataset_names()));
+  training.key("dataset_path", &S::dataset_path,
+               "A folder, a file, or a comma separated list of these.");
   training.key("local_batch_size", &S::local_batch_size, "Samples a rank takes at once.",
                at_least(1));
   training.key("global_batch_size", &S::global_batch_size,

@@ -7,6 +7,21 @@
 #include "longhaul/base/rng.h"
 
 namespace longhaul::data {
+namespace {
+
+// 0 .. count-1 in an order that (seed, name) alone decides.
+std::vector<uint32_t> shuffled(size_t count, uint64_t seed, const std::string& name) {
+  const CounterRng rng(seed, name);
+  std::vector<uint64_t> keys(count);
+  for (size_t i = 0; i < count; ++i) keys[i] = rng.bits(i);
+  std::vector<uint32_t> order(count);
+  std::iota(order.begin(), order.end(), uint32_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
+  return order;
+}
+
+}  // namespace
 
 PackedDataset::PackedDataset(TokenizedCorpus corpus, const PackingOptions& options)
     : corpus_(std::move(corpus)), options_(options) {
@@ -57,14 +72,13 @@ uint64_t PackedDataset::document_begin(uint32_t document) const {
 std::shared_ptr<const PackedDataset::Pass> PackedDataset::make_pass(uint64_t number) const {
   auto pass = std::make_shared<Pass>();
   auto& order = pass->documents;
-  order.resize(corpus_.document_ends.size());
-  std::iota(order.begin(), order.end(), uint32_t{0});
   if (options_.shuffle) {
-    const CounterRng rng(options_.seed, fmt::format("data.pass.{}", number));
-    std::vector<uint64_t> keys;
-    for (const uint32_t document : order) keys.push_back(rng.bits(document));
-    std::stable_sort(order.begin(), order.end(),
-                     [&](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
+    order =
+        shuffled(corpus_.document_ends.size(), options_.seed, fmt::format("data.pass.{}", number));
+    pass->rows = shuffled(rows_in_a_pass(), options_.seed, fmt::format("data.rows.{}", number));
+  } else {
+    order.resize(corpus_.document_ends.size());
+    std::iota(order.begin(), order.end(), uint32_t{0});
   }
   uint64_t begin = 0;
   for (const uint32_t document : order) {
@@ -116,11 +130,19 @@ PackedDataset::Stretch PackedDataset::read(uint64_t position, size_t count) cons
   return stretch;
 }
 
+// Neighbouring rows come from the same document; a step of them would be one document's step.
+uint64_t PackedDataset::place_of_row(uint64_t index) const {
+  if (!options_.shuffle) return index;
+  const uint64_t rows = rows_in_a_pass(), number = index / rows;
+  return number * rows + pass(number)->rows[index % rows];
+}
+
 Row PackedDataset::row(uint64_t index) const {
   const auto rows = num_rows();
   LONGHAUL_CHECK(!rows || index < *rows, "row {} of {}", index, *rows);
   const auto slots = static_cast<size_t>(options_.shape.slots());
-  const Stretch stretch = read(index * static_cast<uint64_t>(options_.shape.seq_len), slots + 1);
+  const Stretch stretch =
+      read(place_of_row(index) * static_cast<uint64_t>(options_.shape.seq_len), slots + 1);
   const size_t held = stretch.ids.size();
   Row row = padding_row(options_.shape);
   int32_t position = 0;

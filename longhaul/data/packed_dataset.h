@@ -18,7 +18,8 @@ struct PackingOptions {
   // token) predicts nothing. A document that a row's start cuts goes on at position 0, for the row
   // cannot see further back. false: plain concatenation, positions run through the row.
   bool document_mask = true;
-  // A new order of the documents for each pass, by random keys of (seed, pass, document).
+  // A new order of the documents for each pass, and of the rows cut from them, so that the rows of
+  // a step are not neighbours. By random keys of (seed, pass, document or row).
   bool shuffle = false;
   uint64_t seed = 0;
   // true: the rows never end and run on into the next pass. false: one pass, the last row padded.
@@ -40,6 +41,7 @@ class PackedDataset : public Dataset {
   struct Pass {
     std::vector<uint32_t> documents;
     std::vector<uint64_t> begins;
+    std::vector<uint32_t> rows;  // the order of the rows; empty without shuffling
   };
   // A stretch of the stream: ids and, for each, whether it begins a document.
   struct Stretch {
@@ -48,6 +50,7 @@ class PackedDataset : public Dataset {
   };
 
   uint64_t rows_in_a_pass() const;
+  uint64_t place_of_row(uint64_t index) const;
   uint64_t document_begin(uint32_t document) const;
   std::shared_ptr<const Pass> make_pass(uint64_t number) const;
   std::shared_ptr<const Pass> pass(uint64_t number) const;

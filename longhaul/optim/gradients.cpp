@@ -12,7 +12,9 @@ double gradient_norm(const std::vector<nn::NamedParameter>& parameters, double p
   std::vector<at::Tensor> norms;
   for (const auto& parameter : parameters) {
     const at::Tensor& grad = parameter.tensor->grad();
-    if (grad.defined()) norms.push_back(at::linalg_vector_norm(grad, p).to(at::kDouble));
+    if (!grad.defined()) continue;
+    const auto wide = grad.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    norms.push_back(at::linalg_vector_norm(grad, p, {}, /*keepdim=*/false, wide).to(at::kDouble));
   }
   return norms.empty() ? 0.0 : at::linalg_vector_norm(at::stack(norms), p).item<double>();
 }

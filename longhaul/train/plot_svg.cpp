@@ -94,9 +94,12 @@ class Plot {
   template <typename Draw>
   static void for_ticks(const Range& range, const Draw& draw) {
     const double step = tick_step(range);
-    for (double value = std::ceil(range.low / step) * step; value <= range.high + step * 1e-6;
-         value += step) {
-      draw(std::abs(value) < step * 1e-6 ? 0.0 : value);
+    const double first = std::ceil(range.low / step);
+    constexpr int kMost = 12;
+    for (int i = 0; i < kMost; ++i) {
+      const double value = (first + i) * step;
+      if (value > range.high + step * 1e-6) break;
+      draw(value);
     }
   }
 

@@ -36,7 +36,7 @@ std::optional<int64_t> finished_step(const JobConfig& config) {
   for (const auto& found : checkpoint::list_steps(checkpoint_folder(config))) {
     if (found.step < config.training.steps) continue;
     try {
-      checkpoint::CheckpointReader reader(found.path);
+      checkpoint::CheckpointReader(found.path).verify();
       return found.step;
     } catch (const UserError& error) {
       log::warn("{} is passed over: {}", found.path.string(), error.what());
@@ -63,6 +63,21 @@ void refuse_to_start_over(const fs::path& folder) {
   }
 }
 
+// Going back to an earlier step begins another history: what came after it gets a name that nothing
+// reads or purges, else the next start would pick the old history up again.
+void abandon_later_steps(const fs::path& folder, int64_t step) {
+  for (const auto& found : checkpoint::list_steps(folder)) {
+    if (found.step <= step) continue;
+    fs::path aside = found.path;
+    for (int i = 1; fs::exists(aside); ++i) {
+      aside = fmt::format("{}.abandoned-{}", found.path.string(), i);
+    }
+    fs::rename(found.path, aside);
+    log::warn("{} is after checkpoint.load_step = {}; it is now {}", found.path.string(), step,
+              aside.string());
+  }
+}
+
 class Run {
  public:
   Run(const JobConfig& config, const std::atomic<bool>& stop)
@@ -76,6 +91,7 @@ class Run {
 
  private:
   void prepare();
+  StepMetrics take_step();
   void resume_or_begin();
   void open_validation();
   void after_step(StepMetrics& metrics);
@@ -83,6 +99,7 @@ class Run {
   bool is_last() const { return trainer_.progress().step >= config_.training.steps; }
   bool wants_to_stop() const;
   bool due(int64_t every) const { return every > 0 && trainer_.progress().step % every == 0; }
+  bool saves() const { return config_.checkpoint.enable && !config_.checkpoint.load_only; }
   void save(bool last);
 
   const JobConfig& config_;
@@ -98,12 +115,13 @@ class Run {
 Outcome Run::execute() {
   prepare();
   while (!is_last()) {
-    StepMetrics metrics = trainer_.step();
+    StepMetrics metrics = take_step();
     after_step(metrics);
     if (!is_last() && wants_to_stop()) {
       save(/*last=*/false);
-      log::info("stopped after step {} of {}; the same command goes on from here",
-                trainer_.progress().step, config_.training.steps);
+      log::info("stopped after step {} of {}; {}", trainer_.progress().step, config_.training.steps,
+                saves() ? "the same command goes on from here"
+                        : "nothing is saved, since checkpoint.enable is false or load_only true");
       write_summary(config_.job.dump_folder);
       return Outcome::kStopped;
     }
@@ -119,6 +137,18 @@ Outcome Run::execute() {
             human_seconds(seconds_since(start_)),
             (fs::path(config_.job.dump_folder) / "summary.md").string());
   return Outcome::kFinished;
+}
+
+// A step that the guard refuses has changed nothing: the state before it is kept.
+StepMetrics Run::take_step() {
+  try {
+    return trainer_.step();
+  } catch (const UserError&) {
+    const int64_t step = trainer_.progress().step;
+    const fs::path there = checkpoint::step_path(checkpoint_folder(config_), step);
+    if (step > first_step_ && !fs::exists(there)) save(/*last=*/false);
+    throw;
+  }
 }
 
 void Run::prepare() {
@@ -146,16 +176,22 @@ void Run::resume_or_begin() {
   const auto& options = config_.checkpoint;
   if (!options.enable) return;
   const fs::path folder = checkpoint_folder(config_);
-  if (const auto found = checkpoint::find_resumable(folder, options.load_step)) {
+  // As in TorchTitan, load_step matters only once there is something to choose from.
+  const bool any = !checkpoint::list_steps(folder).empty();
+  if (const auto found =
+          any ? checkpoint::find_resumable(folder, options.load_step) : std::nullopt) {
+    if (options.load_step >= 0 && saves()) abandon_later_steps(folder, options.load_step);
     trainer_.restore(checkpoint::load(*found, /*verify=*/false));
     log::info("resumed from {}", found->string());
     return;
   }
   refuse_to_start_over(folder);
-  if (options.initial_load_path) {
-    trainer_.load_weights(*options.initial_load_path, options.initial_load_in_hf);
-    log::info("initial weights from {}", *options.initial_load_path);
-  }
+  // As in TorchTitan: a Hugging Face start without a path takes the model's own folder.
+  auto path = options.initial_load_path;
+  if (!path && options.initial_load_in_hf) path = config_.model.hf_assets_path;
+  if (!path) return;
+  trainer_.load_weights(*path, options.initial_load_in_hf);
+  log::info("initial weights from {}", *path);
 }
 
 void Run::after_step(StepMetrics& metrics) {
@@ -183,7 +219,7 @@ bool Run::wants_to_stop() const {
 
 void Run::save(bool last) {
   const auto& options = config_.checkpoint;
-  if (!options.enable || options.load_only) return;
+  if (!saves()) return;
   const fs::path folder = checkpoint_folder(config_);
   const auto start = Clock::now();
   const fs::path saved =

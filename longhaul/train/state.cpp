@@ -9,6 +9,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
 #include "longhaul/checkpoint/hf_reader.h"
+#include "longhaul/config/load.h"
 #include "longhaul/config/write.h"
 #include "longhaul/models/deepseek_v3/hf_adapter.h"
 #include "longhaul/train/trainer.h"
@@ -27,6 +28,25 @@ std::vector<nn::NamedParameter> state_tensors(const deepseek_v3::Model& model) {
   auto all = model.parameters();
   for (auto& buffer : model.buffers()) all.push_back(buffer);
   return all;
+}
+
+// The data position counts rows; with other rows it points elsewhere.
+void warn_of_other_data(const std::string& saved_job, const JobConfig& config,
+                        const std::string& origin) {
+  const Training before = parse_job(saved_job, origin).training, &now = config.training;
+  const std::pair<const char*, bool> changed[] = {
+      {"training.dataset", before.dataset != now.dataset},
+      {"training.dataset_path", before.dataset_path != now.dataset_path},
+      {"training.seq_len", before.seq_len != now.seq_len},
+      {"training.document_mask", before.document_mask != now.document_mask}};
+  for (const auto& [key, differs] : changed) {
+    if (differs) {
+      log::warn(
+          "{} is not what the {} was made with: the data goes on at the same row number, which "
+          "is another text now",
+          key, origin);
+    }
+  }
 }
 
 }  // namespace
@@ -61,13 +81,15 @@ void Trainer::restore(const checkpoint::Snapshot& snapshot) {
   std::map<std::string, optim::AdamW::State> moments;
   for (const auto& [name, step] : trainer.at("optimizer_steps").items()) {
     const auto device = model_->settings().device;
-    moments[name] = {snapshot.tensors.at(kExpAvg + name).to(device),
-                     snapshot.tensors.at(kExpAvgSq + name).to(device), step.get<int64_t>()};
+    const auto dtype = model_->settings().param_dtype;
+    moments[name] = {snapshot.tensors.at(kExpAvg + name).to(device, dtype),
+                     snapshot.tensors.at(kExpAvgSq + name).to(device, dtype), step.get<int64_t>()};
   }
   optimizer_.set_state(std::move(moments));
   progress_ = {.step = trainer.at("step").get<int64_t>(),
                .rows = trainer.at("rows").get<uint64_t>(),
                .tokens = trainer.at("tokens").get<int64_t>()};
+  warn_of_other_data(trainer.at("job").get<std::string>(), config_, origin);
   if (trainer.at("seed").get<uint64_t>() != seed_of(config_)) {
     log::warn("{} was made with debug.seed = {}, the job says {}: the data order changes here",
               origin, trainer.at("seed").get<uint64_t>(), seed_of(config_));

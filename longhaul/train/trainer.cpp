@@ -50,13 +50,14 @@ std::unique_ptr<deepseek_v3::Model> build_model(const JobConfig& config,
 Trainer::Trainer(const JobConfig& config, const ResolvedModel& resolved)
     : config_(config),
       batch_sizes_(train::batch_sizes(config)),
-      model_(build_model(config, resolved, choose_device(config.training.device))),
-      parameters_(model_->parameters()),
-      optimizer_(parameters_, adam_w_config(config)),
-      schedule_(lr_schedule_options(config)),
+      device_(choose_device(config.training.device)),
       dataset_(open_data(
           training_data(config, resolved.shape.vocab_size, resolved.shape.num_nextn_predict_layers),
           config)),
+      model_(build_model(config, resolved, device_)),
+      parameters_(model_->parameters()),
+      optimizer_(parameters_, adam_w_config(config)),
+      schedule_(lr_schedule_options(config)),
       peak_flops_(measure_peak_flops(model_->settings().device, model_->settings().compute_dtype)),
       flops_per_step_(static_cast<double>(batch_sizes_.global) *
                       deepseek_v3::training_flops_per_sequence(resolved.shape, model_->settings(),

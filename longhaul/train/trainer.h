@@ -68,11 +68,13 @@ class Trainer {
 
   JobConfig config_;
   BatchSizes batch_sizes_;
+  at::Device device_;
+  // Before the model: what is wrong with the data is found before anything large is allocated.
+  std::unique_ptr<data::Dataset> dataset_;
   std::unique_ptr<deepseek_v3::Model> model_;
   std::vector<nn::NamedParameter> parameters_;
   optim::AdamW optimizer_;
   optim::LrSchedule schedule_;
-  std::unique_ptr<data::Dataset> dataset_;
   double peak_flops_, flops_per_step_;
   Progress progress_;
 };

@@ -5,8 +5,8 @@
 namespace longhaul::testing {
 namespace {
 
-constexpr double kLogitsTolerance = 4e-6;    // absolute
-constexpr double kGradientTolerance = 3e-6;  // of each tensor's maximum
+constexpr double kLogitsTolerance = 3e-6;    // absolute
+constexpr double kGradientTolerance = 2e-6;  // of each tensor's maximum
 constexpr double kDenseGradientTolerance = 5e-6;
 constexpr double kKlTolerance = 3e-6;  // relative
 constexpr double kLossTolerance = 3e-6;
