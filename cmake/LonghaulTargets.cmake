@@ -43,7 +43,7 @@ function(longhaul_test name)
     set(ARG_TIMEOUT 300)
   endif()
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT
-    "OMP_WAIT_POLICY=passive;LONGHAUL_BINARY=${CMAKE_BINARY_DIR}/bin/longhaul;${LONGHAUL_TEST_ENV}")
+    "OMP_WAIT_POLICY=passive;TORCH_DISABLE_ADDR2LINE=1;LONGHAUL_BINARY=${CMAKE_BINARY_DIR}/bin/longhaul;${LONGHAUL_TEST_ENV}")
   if(ARG_LABELS)
     set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")
   endif()

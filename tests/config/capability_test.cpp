@@ -68,7 +68,6 @@ TEST(Capability, EverySettingThatIsNotThere) {
       {{"--model.converters", "npu_dsa,quantize.linear.float8"}, "model.converters"},
       {{"--memory_estimation.enable"}, "memory_estimation.enable"},
       {{"--experimental.custom_import", "a.b"}, "experimental.custom_import"},
-      {{"--experimental.custom_args_module", "a.b"}, "experimental.custom_args_module"},
   };
   for (const auto& [words, key] : cases) EXPECT_EQ(missing(words), Strings{key}) << key;
 }

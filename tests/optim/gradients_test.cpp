@@ -18,8 +18,8 @@ struct Parameters {
 TEST(Gradients, NormsOverAllThatExist) {
   Parameters p;
   EXPECT_EQ(gradient_norm(p.list, 2), 0);
-  p.a.mutable_grad() = at::tensor({3.0F, -4.0F});
-  p.b.mutable_grad() = at::tensor({{0.0F, 12.0F}, {0.0F, 0.0F}});
+  p.a.mutable_grad() = at::tensor({3.0F, -4.0F}, at::kFloat);
+  p.b.mutable_grad() = at::tensor({0.0F, 12.0F, 0.0F, 0.0F}, at::kFloat).view({2, 2});
   EXPECT_NEAR(gradient_norm(p.list, 2), 13, 1e-6);
   EXPECT_NEAR(gradient_norm(p.list, INFINITY), 12, 1e-6);
   EXPECT_NEAR(gradient_norm(p.list, 1), 19, 1e-6);

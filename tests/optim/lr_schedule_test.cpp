@@ -9,6 +9,14 @@
 namespace longhaul::optim {
 namespace {
 
+LrScheduleOptions options_of(double lr, int64_t steps, int64_t warmup_steps) {
+  LrScheduleOptions options;
+  options.lr = lr;
+  options.steps = steps;
+  options.warmup_steps = warmup_steps;
+  return options;
+}
+
 std::vector<double> rates(const LrScheduleOptions& options) {
   const LrSchedule schedule(options);
   std::vector<double> values;
@@ -52,19 +60,20 @@ TEST(LrSchedule, Cosine) {
 }
 
 TEST(LrSchedule, WithoutARatioItDecaysRightAfterTheWarmup) {
-  expect_near(rates({.lr = 2.0, .steps = 4, .warmup_steps = 1}),
-              {2.0, 2.0, 2.0 * (1 - 1.0 / 3), 2.0 * (1 - 2.0 / 3)});
+  expect_near(rates(options_of(2.0, 4, 1)), {2.0, 2.0, 2.0 * (1 - 1.0 / 3), 2.0 * (1 - 2.0 / 3)});
 }
 
 TEST(LrSchedule, Constant) {
-  expect_near(rates({.lr = 0.3, .steps = 3, .warmup_steps = 0, .min_lr_factor = 1.0}),
-              {0.3, 0.3, 0.3});
+  auto options = options_of(0.3, 3, 0);
+  options.min_lr_factor = 1.0;
+  expect_near(rates(options), {0.3, 0.3, 0.3});
 }
 
 TEST(LrSchedule, WarmupAndDecayAreCutToTheTraining) {
-  expect_near(rates({.lr = 1.0, .steps = 2, .warmup_steps = 200}), {0.5, 1.0});
-  const auto cut = rates({.lr = 1.0, .steps = 4, .warmup_steps = 2, .decay_ratio = 0.9});
-  expect_near(cut, {0.5, 1.0, 1.0, 0.5});
+  expect_near(rates(options_of(1.0, 2, 200)), {0.5, 1.0});
+  auto options = options_of(1.0, 4, 2);
+  options.decay_ratio = 0.9;
+  expect_near(rates(options), {0.5, 1.0, 1.0, 0.5});
 }
 
 }  // namespace
