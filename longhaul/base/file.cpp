@@ -100,6 +100,12 @@ std::string read_file(const fs::path& path) {
   return bytes;
 }
 
+void create_folders(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) fail_file("create the folder", folder, error.value());
+}
+
 void sync_folder(const fs::path& folder) {
   const FileDescriptor fd = open_file(folder, O_RDONLY | O_DIRECTORY, "open the folder");
   // Some file systems know no fsync of a folder and say EINVAL.

@@ -55,6 +55,9 @@ FileDescriptor open_file(const fs::path& path, int flags, std::string_view verb)
 // The whole file.
 std::string read_file(const fs::path& path);
 
+// The folder and those above it, where they are not there yet.
+void create_folders(const fs::path& folder);
+
 // fsync of a folder, which makes the names in it durable.
 void sync_folder(const fs::path& folder);
 

@@ -103,12 +103,6 @@ void check_replacement(const fs::path& target, const Snapshot& snapshot) {
   }
 }
 
-void create_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) fail_file("create the folder", folder, error.value());
-}
-
 void write_step(const fs::path& folder, const Snapshot& snapshot,
                 const std::vector<Shard>& shards) {
   TemporaryStep temporary(folder, snapshot.step);
@@ -149,7 +143,7 @@ fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOption
   const auto shards = plan_shards(snapshot.tensors, options.max_shard_bytes);
   const fs::path target = step_path(folder, snapshot.step);
   check_replacement(target, snapshot);
-  create_folder(folder);
+  create_folders(folder);
   remove_stale(folder);
   try {
     write_step(folder, snapshot, shards);

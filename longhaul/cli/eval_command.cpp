@@ -10,7 +10,7 @@
 #include "longhaul/base/log.h"
 #include "longhaul/base/text.h"
 #include "longhaul/cli/commands.h"
-#include "longhaul/config/load.h"
+#include "longhaul/cli/job.h"
 #include "longhaul/train/bigram.h"
 #include "longhaul/train/data_source.h"
 #include "longhaul/train/resolve_model.h"
@@ -62,25 +62,25 @@ std::vector<Line> evaluate(const JobConfig& config, const EvalOptions& options) 
   log::info("weights from {}", trained.source);
   std::vector<Line> lines = {{"this model", train::validate(*trained.model, *held_out, how)}};
   if (!options.baselines) return lines;
-  lines.push_back(
-      {"bigram",
-       train::bigram_baseline(*open_data(train::training_data(config, shape.vocab_size, 0), config),
-                              *held_out, shape.vocab_size)});
+  const auto training = open_data(train::training_data(config, shape.vocab_size, 0), config);
+  const int64_t rows = how.max_batches < 0 ? -1 : how.max_batches * how.batch_size;
+  lines.push_back({"bigram", train::bigram_baseline(*training, *held_out, shape.vocab_size, rows)});
   lines.push_back(
       {"untrained model", train::validate(*train::untrained_model(config).model, *held_out, how)});
   return lines;
 }
 
 void run(const CLI::App& command, const EvalOptions& options) {
-  JobConfig config = load_command_line(command.remaining()).config;
+  JobConfig config = load_job_of(command).config;
   if (!options.data.empty()) {
+    config.origins["validation.dataset_path"] = {Origin::Kind::kCommandLine, "", 0};
     config.validation.dataset_path = options.data;
     if (config.validation.dataset == "c4_validation") config.validation.dataset = "files";
   }
   const auto lines = evaluate(config, options);
   if (options.baselines) {
     const std::filesystem::path folder = config.job.dump_folder;
-    std::filesystem::create_directories(folder);
+    create_folders(folder);
     write_atomic(folder / "evaluation.json", to_json(lines).dump(2) + "\n");
     train::write_summary(folder);
   }

@@ -7,7 +7,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/cli/commands.h"
-#include "longhaul/config/load.h"
+#include "longhaul/cli/job.h"
 #include "longhaul/train/data_source.h"
 #include "longhaul/train/generate.h"
 #include "longhaul/train/trained_model.h"
@@ -45,17 +45,15 @@ class Printer {
 };
 
 void run(const CLI::App& command, Options options) {
-  const JobConfig config = load_command_line(command.remaining()).config;
+  const JobConfig config = load_job_of(command).config;
   const data::Tokenizer tokenizer = train::load_tokenizer(config);
   auto prompt = tokenizer.encode(options.prompt);
   options.generate.stop_token = tokenizer.eos_id().value_or(-1);
   if (prompt.empty() && tokenizer.eos_id()) prompt = {*tokenizer.eos_id()};
   if (prompt.empty()) fail_user("--prompt is empty, and the tokenizer has no end-of-text token");
   const auto trained = train::load_trained_model(config, options.checkpoint);
-  if (tokenizer.vocab_size() > trained.model->config().vocab_size) {
-    fail_user("the tokenizer has {} tokens, the model {}; they do not belong together",
-              tokenizer.vocab_size(), trained.model->config().vocab_size);
-  }
+  train::check_tokenizer_fits(tokenizer, trained.model->config().vocab_size);
+  options.generate.may_draw = [&](int32_t id) { return tokenizer.contains(id); };
   options.generate.max_context = config.training.seq_len;
   fmt::print("{}", options.prompt);
   Printer printer(tokenizer);

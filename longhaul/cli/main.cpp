@@ -10,6 +10,7 @@
 #include "longhaul/base/log.h"
 #include "longhaul/base/text.h"
 #include "longhaul/cli/commands.h"
+#include "longhaul/cli/failure.h"
 #include "longhaul/cli/startup.h"
 
 namespace longhaul::cli {
@@ -51,6 +52,7 @@ int run(int argc, char** argv) {
   try {
     add_commands(app);
     app.parse(argc, argv);
+    flush_standard_output();
     return 0;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
@@ -58,7 +60,7 @@ int run(int argc, char** argv) {
   } catch (const UserError& error) {
     return fail(2, error.what());
   } catch (const std::exception& error) {
-    return fail(1, error.what());
+    return fail(1, one_line(error));
   }
 }
 
@@ -67,6 +69,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   longhaul::cli::restart_with_process_policy(argv);
-  longhaul::log::configure(std::getenv("NO_COLOR") == nullptr);
+  const char* no_color = std::getenv("NO_COLOR");
+  longhaul::log::configure(no_color == nullptr || *no_color == '\0');
   return longhaul::cli::run(argc, argv);
 }

@@ -47,6 +47,9 @@ void add_corpus(data::BpeTrainer& trainer, const std::vector<data::CorpusFile>& 
 }
 
 void train(const TrainArguments& arguments) {
+  const fs::path output = arguments.output;
+  if (fs::is_directory(output)) fail_user("'{}' is a folder; name the file", arguments.output);
+  if (output.has_parent_path()) create_folders(output.parent_path());
   data::BpeTrainer trainer(arguments.options);
   const auto files = data::list_files(arguments.input);
   if (data::total_bytes(files) == 0) {

@@ -3,10 +3,9 @@
 #include <atomic>
 #include <csignal>
 
-#include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
 #include "longhaul/cli/commands.h"
-#include "longhaul/config/load.h"
+#include "longhaul/cli/job.h"
 #include "longhaul/config/write.h"
 #include "longhaul/train/run.h"
 
@@ -28,10 +27,8 @@ void catch_signals() {
 }
 
 void train(const CLI::App& command) {
-  const auto [config, file] = load_command_line(command.remaining());
-  if (file.empty() && config.origins.empty()) {
-    fail_user("which job? Example: longhaul train configs/quickstart.toml");
-  }
+  const JobConfig config = load_job_of(command).config;
+  if (config.metrics.disable_color_printing) log::configure(false);
   if (config.job.print_config) log::info("\n{}", to_toml(config));
   catch_signals();
   train::run_training(config, stop_requested);

@@ -146,6 +146,20 @@ std::vector<Rule> note_rules() {
   };
 }
 
+// What a file says about an indexer that the architecture does not have.
+std::vector<Rule> indexer_rules() {
+  std::vector<Rule> rules;
+  for (const char* key : {"dsa.stage", "dsa.indexer_loss_coeff", "dsa.train_indexer",
+                          "dsa.hadamard", "dsa.indexer_rope"}) {
+    const auto applies = [key](const JobConfig& c) {
+      return c.model.name == "deepseek_v3" && c.dsa.stage != "off" &&
+             c.origin_of(key).kind != Origin::Kind::kDefault;
+    };
+    rules.push_back({key, applies, "not used: deepseek_v3 has no indexer"});
+  }
+  return rules;
+}
+
 void append_matching(const std::vector<Rule>& rules, const JobConfig& config,
                      std::vector<Remark>& out) {
   for (const auto& rule : rules) {
@@ -175,6 +189,7 @@ std::vector<Remark> missing_behaviour(const JobConfig& config) {
 std::vector<Remark> notes(const JobConfig& config) {
   std::vector<Remark> found;
   append_matching(note_rules(), config, found);
+  append_matching(indexer_rules(), config, found);
   return found;
 }
 

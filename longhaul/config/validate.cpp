@@ -69,6 +69,15 @@ void check_dsa(const JobConfig& config) {
     fail_setting(config, "dsa.train_indexer",
                  "must be true with dsa.stage = \"dense_warmup\", which trains only the indexer");
   }
+  if (config.dsa.stage == "dense_warmup" && config.dsa.indexer_loss_coeff == 0) {
+    fail_setting(config, "dsa.indexer_loss_coeff",
+                 "must be above 0 with dsa.stage = \"dense_warmup\": nothing else would learn");
+  }
+  if (config.dsa.stage == "dense_warmup" && config.model.name == "deepseek_v3") {
+    fail_setting(config, "dsa.stage",
+                 "\"dense_warmup\" trains only the indexer, and deepseek_v3 has none; set "
+                 "model.name = \"deepseek_v32\"");
+  }
 }
 
 }  // namespace

@@ -111,7 +111,8 @@ void reserve_for(TokenizedCorpus& corpus, const std::vector<CorpusFile>& files, 
 }
 
 void report(const TokenizedCorpus& corpus, size_t num_files) {
-  if (corpus.document_ends.empty()) fail_user("all {} files of the corpus are empty", num_files);
+  if (corpus.document_ends.empty())
+    fail_user("all {} files of the corpus are empty; there is nothing to learn", num_files);
   if (corpus.broken_files > 0) {
     log::warn("{} of {} files are not valid UTF-8; the broken parts read as U+FFFD",
               corpus.broken_files, num_files);

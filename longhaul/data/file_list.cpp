@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/log.h"
 
 namespace longhaul::data {
 namespace {
@@ -13,14 +14,21 @@ namespace fs = std::filesystem;
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
 
 void add_folder(const fs::path& folder, std::vector<CorpusFile>& files) {
-  std::vector<CorpusFile> found;
+  std::vector<CorpusFile> found, left_out;
   for (auto entry = fs::recursive_directory_iterator(folder);
        entry != fs::recursive_directory_iterator(); ++entry) {
     if (is_hidden(entry->path())) {
       if (entry->is_directory()) entry.disable_recursion_pending();
     } else if (entry->is_regular_file()) {
       found.push_back({entry->path(), entry->file_size()});
+    } else if (entry->is_symlink() || !entry->is_directory()) {
+      left_out.push_back({entry->path(), 0});
     }
+  }
+  if (!left_out.empty()) {
+    log::warn(
+        "'{}': {} entries are left out, such as '{}': links to folders, dead links and devices",
+        folder.string(), left_out.size(), left_out[0].path.string());
   }
   std::sort(found.begin(), found.end(), [](const CorpusFile& a, const CorpusFile& b) {
     return a.path.native() < b.path.native();
@@ -29,7 +37,9 @@ void add_folder(const fs::path& folder, std::vector<CorpusFile>& files) {
 }
 
 void add_path(const fs::path& path, std::vector<CorpusFile>& files) {
-  if (!fs::exists(path)) fail_user("'{}' does not exist", path.string());
+  if (!fs::exists(path))
+    fail_user("'{}' does not exist{}", path.string(),
+              fs::is_symlink(path) ? ": it is a link to nothing" : "");
   if (fs::is_directory(path)) {
     add_folder(path, files);
   } else if (fs::is_regular_file(path)) {
@@ -63,7 +73,7 @@ std::vector<CorpusFile> list_files(const std::string& paths) {
   } catch (const fs::filesystem_error& error) {
     fail_user("cannot list '{}': {}", error.path1().string(), error.code().message());
   }
-  if (files.empty()) fail_user("there are no files in '{}'", paths);
+  if (files.empty()) fail_user("there are no files in '{}'; give a folder with text files", paths);
   return files;
 }
 

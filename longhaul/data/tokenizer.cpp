@@ -32,7 +32,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
 std::string Tokenizer::decode_bytes(std::span<const int32_t> ids) const {
   std::string bytes;
   for (const int32_t id : ids) {
-    if (id < 0 || id >= vocab_size() || !parts_->is_token[static_cast<size_t>(id)]) {
+    if (!contains(id)) {
       fail_user("the id {} is not in the tokenizer's vocabulary of {}", id, vocab_size());
     }
     bytes += parts_->bytes_of_id[static_cast<size_t>(id)];
@@ -46,6 +46,10 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
 }
 
 int32_t Tokenizer::vocab_size() const { return static_cast<int32_t>(parts_->bytes_of_id.size()); }
+
+bool Tokenizer::contains(int32_t id) const {
+  return id >= 0 && id < vocab_size() && parts_->is_token[static_cast<size_t>(id)];
+}
 
 std::optional<int32_t> Tokenizer::token_id(std::string_view spelling) const {
   const auto found = parts_->id_of_spelling.find(std::string(spelling));

@@ -34,6 +34,8 @@ class Tokenizer {
 
   // The highest id plus one: the rows that an embedding needs.
   int32_t vocab_size() const;
+  // False for an id that stands for nothing: out of range, or a gap between ids.
+  bool contains(int32_t id) const;
   // By the token's spelling in the file ("Ġthe", "<|endoftext|>").
   std::optional<int32_t> token_id(std::string_view spelling) const;
   std::optional<int32_t> eos_id() const;

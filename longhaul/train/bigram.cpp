@@ -48,7 +48,7 @@ class Bigram {
 }  // namespace
 
 ValidationResult bigram_baseline(const data::Dataset& training, const data::Dataset& held_out,
-                                 int64_t vocab_size) {
+                                 int64_t vocab_size, int64_t max_rows) {
   Bigram bigram(vocab_size);
   for (int64_t i = 0; i < training.info().rows; ++i) {
     bigram.count(training.row(static_cast<uint64_t>(i)), training.shape().seq_len);
@@ -56,7 +56,9 @@ ValidationResult bigram_baseline(const data::Dataset& training, const data::Data
   LONGHAUL_CHECK(held_out.num_rows().has_value(), "the held-out data is endless");
   double sum = 0;
   int64_t labels = 0, bytes = 0;
-  for (uint64_t i = 0; i < *held_out.num_rows(); ++i) {
+  uint64_t rows = *held_out.num_rows();
+  if (max_rows >= 0) rows = std::min(rows, static_cast<uint64_t>(max_rows));
+  for (uint64_t i = 0; i < rows; ++i) {
     const data::Row row = held_out.row(i);
     for (int64_t t = 0; t < held_out.shape().seq_len; ++t) {
       if (row.labels[t] < 0) continue;

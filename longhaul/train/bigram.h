@@ -8,8 +8,9 @@
 
 namespace longhaul::train {
 
-// Counts over one pass of `training`, loss over the labels of `held_out` (one pass).
+// Counts over one pass of `training`, loss over the labels of `held_out`: its first `max_rows`
+// rows, or one pass (-1).
 ValidationResult bigram_baseline(const data::Dataset& training, const data::Dataset& held_out,
-                                 int64_t vocab_size);
+                                 int64_t vocab_size, int64_t max_rows = -1);
 
 }  // namespace longhaul::train

@@ -30,6 +30,7 @@ bool holds_tokenizer(const fs::path& place) {
 data::TokenizedCorpus tokenize(const std::vector<data::CorpusFile>& files,
                                const DataRequest& request, const JobConfig& config) {
   const data::Tokenizer tokenizer = load_tokenizer(config);
+  check_tokenizer_fits(tokenizer, request.vocab_size);
   std::unique_ptr<ProgressLine> line;
   data::TokenizeOptions options;
   options.progress = [&](int64_t done, int64_t total) {
@@ -44,8 +45,18 @@ data::TokenizedCorpus tokenize(const std::vector<data::CorpusFile>& files,
   return corpus;
 }
 
+// The files of dataset_path; errors name the setting and its place.
+std::vector<data::CorpusFile> files_of(const DataRequest& request, const JobConfig& config) {
+  try {
+    return data::list_files(*request.path);
+  } catch (const UserError& error) {
+    const std::string key = request.key + ".dataset_path";
+    fail_user("{}: {}: {}", config.origin_of(key).text(), key, error.what());
+  }
+}
+
 std::unique_ptr<data::Dataset> open_files(const DataRequest& request, const JobConfig& config) {
-  const auto files = data::list_files(*request.path);
+  const auto files = files_of(request, config);
   const data::PackingOptions options{.shape = request.shape,
                                      .document_mask = request.document_mask,
                                      .shuffle = request.endless,
@@ -54,11 +65,11 @@ std::unique_ptr<data::Dataset> open_files(const DataRequest& request, const JobC
   return std::make_unique<data::PackedDataset>(tokenize(files, request, config), options);
 }
 
-std::unique_ptr<data::Dataset> open_tokenized(const DataRequest& request) {
+std::unique_ptr<data::Dataset> open_tokenized(const DataRequest& request, const JobConfig& config) {
   const data::TokenizedOptions options{.shape = request.shape,
                                        .vocab_size = narrow<int32_t>(request.vocab_size),
                                        .repeat = request.endless};
-  return std::make_unique<data::TokenizedDataset>(data::list_files(*request.path), options);
+  return std::make_unique<data::TokenizedDataset>(files_of(request, config), options);
 }
 
 DataRequest request_of(const char* key, const std::string& dataset,
@@ -91,6 +102,14 @@ std::optional<data::Tokenizer> find_tokenizer(const JobConfig& config) {
   return load_tokenizer(config);
 }
 
+void check_tokenizer_fits(const data::Tokenizer& tokenizer, int64_t vocab_size) {
+  if (tokenizer.vocab_size() <= vocab_size) return;
+  fail_user(
+      "the tokenizer has {} tokens, but the model's vocabulary ends at {}; take the tokenizer that "
+      "belongs to the model, or a model with a larger vocab_size",
+      tokenizer.vocab_size(), vocab_size);
+}
+
 DataRequest training_data(const JobConfig& config, int64_t vocab_size, int64_t mtp_modules) {
   DataRequest request =
       request_of("training", config.training.dataset, config.training.dataset_path, config);
@@ -112,8 +131,8 @@ std::unique_ptr<data::Dataset> open_data(const DataRequest& request, const JobCo
   if (!request.path) {
     fail_user("{0}.dataset = \"{1}\" needs {0}.dataset_path", request.key, request.dataset);
   }
-  auto dataset =
-      request.dataset == "tokenized" ? open_tokenized(request) : open_files(request, config);
+  auto dataset = request.dataset == "tokenized" ? open_tokenized(request, config)
+                                                : open_files(request, config);
   const auto info = dataset->info();
   if (info.max_id >= request.vocab_size) {
     fail_user(

@@ -18,6 +18,9 @@ data::Tokenizer load_tokenizer(const JobConfig& config);
 // The same, or nothing where the job's data needs none and there is no file.
 std::optional<data::Tokenizer> find_tokenizer(const JobConfig& config);
 
+// UserError if the tokenizer has more tokens than the model's vocabulary.
+void check_tokenizer_fits(const data::Tokenizer& tokenizer, int64_t vocab_size);
+
 struct DataRequest {
   std::string key;                  // "training" or "validation", for messages
   std::string dataset;              // "files", "text" or "tokenized"

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include "longhaul/base/file.h"
 #include "longhaul/checkpoint/tensor_file.h"
 #include "longhaul/models/deepseek_v3/hf_adapter.h"
 
@@ -30,7 +31,7 @@ void dump_step(const std::filesystem::path& folder, const deepseek_v3::Model& mo
   tensors["mtp_loss"] = scalar(metrics.mtp_loss);
   tensors["grad_norm"] = scalar(metrics.grad_norm);
   tensors["indexer_loss_per_layer"] = at::tensor(metrics.indexer_loss_per_layer, at::kDouble);
-  std::filesystem::create_directories(folder);
+  create_folders(folder);
   checkpoint::save_safetensors(folder / fmt::format("step-{}.safetensors", metrics.step), tensors);
 }
 

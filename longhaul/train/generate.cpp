@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/rng.h"
@@ -21,6 +22,24 @@ at::Tensor last_logits(const deepseek_v3::Model& model, const std::vector<int32_
   ctx.pass = deepseek_v3::Pass::kEvaluate;
   ctx.counts.add(host);
   return model.logits(model.forward(batch, ctx)[0][0][S - 1]);
+}
+
+// [V], true for ids that must not be drawn; undefined if all may be.
+at::Tensor forbidden_ids(int64_t vocab_size, const std::function<bool(int32_t)>& may_draw) {
+  if (!may_draw) return {};
+  at::Tensor forbidden = at::empty({vocab_size}, at::kBool);
+  for (int64_t id = 0; id < vocab_size; ++id) {
+    forbidden.data_ptr<bool>()[id] = !may_draw(static_cast<int32_t>(id));
+  }
+  return forbidden;
+}
+
+at::Tensor drawable(const at::Tensor& logits_V, const at::Tensor& forbidden_V) {
+  if (!at::isfinite(logits_V).all().item<bool>()) {
+    fail_user("the model's output is not finite; take other weights (--checkpoint)");
+  }
+  if (!forbidden_V.defined()) return logits_V;
+  return logits_V.masked_fill(forbidden_V, -std::numeric_limits<double>::infinity());
 }
 
 }  // namespace
@@ -46,14 +65,15 @@ std::vector<int32_t> generate(const deepseek_v3::Model& model, std::vector<int32
   LONGHAUL_CHECK(!prompt.empty() && options.max_context >= 1, "generate: an empty prompt");
   const at::NoGradGuard no_grad;
   const CounterRng rng(options.seed, "generate");
+  const at::Tensor forbidden = forbidden_ids(model.config().vocab_size, options.may_draw);
   std::vector<int32_t> context = std::move(prompt), generated;
   for (int64_t i = 0; i < options.max_new_tokens; ++i) {
     if (static_cast<int64_t>(context.size()) > options.max_context) {
       context.erase(context.begin(), context.end() - options.max_context);
     }
-    const auto token =
-        static_cast<int32_t>(sample_token(last_logits(model, context), options.temperature,
-                                          options.top_p, rng.uniform(static_cast<uint64_t>(i))));
+    const at::Tensor logits = drawable(last_logits(model, context).to(at::kCPU), forbidden);
+    const auto token = static_cast<int32_t>(sample_token(logits, options.temperature, options.top_p,
+                                                         rng.uniform(static_cast<uint64_t>(i))));
     if (token == options.stop_token) break;
     generated.push_back(token);
     context.push_back(token);

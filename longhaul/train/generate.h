@@ -17,10 +17,12 @@ struct GenerateOptions {
   uint64_t seed = 0;
   int64_t max_context = 2048;  // older tokens are forgotten
   int64_t stop_token = -1;     // end of text, or -1
+  // Ids that may be drawn; all if empty. A model's vocabulary may be larger than the tokenizer's.
+  std::function<bool(int32_t)> may_draw = {};
 };
 
 // The tokens that follow `prompt` (which must not be empty), without it. `on_token` is called with
-// each as it comes.
+// each as it comes. UserError if the model's logits are not finite.
 std::vector<int32_t> generate(const deepseek_v3::Model& model, std::vector<int32_t> prompt,
                               const GenerateOptions& options,
                               const std::function<void(int32_t)>& on_token);

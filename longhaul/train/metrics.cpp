@@ -19,12 +19,27 @@ nlohmann::ordered_json number(double value) {
   return value;
 }
 
-// The kept part of a metrics file: whole lines of steps up to `last_step`.
+// The object of a line that to_json wrote; nothing for a torn or foreign one.
+std::optional<nlohmann::json> parse_line(const std::string& line) {
+  auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object()) return std::nullopt;
+  if (!object.contains("step") || !object["step"].is_number_integer()) return std::nullopt;
+  return object;
+}
+
+// The kept part of a metrics file: whole lines of steps up to `last_step`, as they stand, each step
+// once.
 std::string kept_lines(const std::filesystem::path& path, int64_t last_step) {
   std::string kept;
-  if (!std::filesystem::exists(path)) return kept;
-  for (const auto& object : read_metrics(path)) {
-    if (object.value("step", last_step + 1) <= last_step) kept += object.dump() + "\n";
+  int64_t newest = 0;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    const auto object = parse_line(line);
+    if (!object) continue;
+    const auto step = object->at("step").get<int64_t>();
+    if (step <= newest || step > last_step) continue;
+    kept += line + "\n";
+    newest = step;
   }
   return kept;
 }
@@ -89,7 +104,7 @@ std::string to_line(const StepMetrics& m, int64_t steps, double seconds_left) {
 }
 
 MetricsLog::MetricsLog(const std::filesystem::path& path, int64_t last_step) : path_(path) {
-  std::filesystem::create_directories(path.parent_path());
+  create_folders(path.parent_path());
   if (last_step == 0) move_aside(path);
   write_atomic(path, kept_lines(path, last_step));
   out_.open(path, std::ios::app);
@@ -105,8 +120,7 @@ std::vector<nlohmann::json> read_metrics(const std::filesystem::path& path) {
   std::vector<nlohmann::json> objects;
   std::ifstream in(path);
   for (std::string line; std::getline(in, line);) {
-    auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (object.is_object()) objects.push_back(std::move(object));
+    if (auto object = parse_line(line)) objects.push_back(*std::move(object));
   }
   return objects;
 }

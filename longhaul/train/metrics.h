@@ -57,7 +57,7 @@ class MetricsLog {
   std::ofstream out_;
 };
 
-// The objects of a metrics.jsonl, in order; lines that are not JSON are left out.
+// The objects of a metrics.jsonl, in order; lines that are torn or of another kind are left out.
 std::vector<nlohmann::json> read_metrics(const std::filesystem::path& path);
 
 // A number as to_json writes it, back again.

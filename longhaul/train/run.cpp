@@ -11,6 +11,7 @@
 #include "longhaul/config/capability.h"
 #include "longhaul/config/write.h"
 #include "longhaul/train/data_source.h"
+#include "longhaul/train/run_folder.h"
 #include "longhaul/train/startup_table.h"
 #include "longhaul/train/summary.h"
 #include "longhaul/train/trainer.h"
@@ -80,10 +81,10 @@ void abandon_later_steps(const fs::path& folder, int64_t step) {
 
 class Run {
  public:
-  Run(const JobConfig& config, const std::atomic<bool>& stop)
+  Run(const JobConfig& config, const ResolvedModel& resolved, const std::atomic<bool>& stop)
       : config_(config),
         stop_(stop),
-        resolved_(resolve_model(config)),
+        resolved_(resolved),
         trainer_(config, resolved_),
         start_(Clock::now()) {}
 
@@ -206,10 +207,12 @@ void Run::after_step(StepMetrics& metrics) {
 
 void Run::report(const StepMetrics& metrics) {
   const bool first = metrics.step == first_step_ + 1;
-  if (!first && !is_last() && !due(config_.metrics.log_freq) && !metrics.validation) return;
+  const bool remarkable = first || is_last() || metrics.validation || metrics.skipped;
+  if (!remarkable && !due(config_.metrics.log_freq)) return;
   const double per_step = seconds_since(start_) / static_cast<double>(metrics.step - first_step_);
   const double left = per_step * static_cast<double>(config_.training.steps - metrics.step);
-  log::info("{}", to_line(metrics, config_.training.steps, left));
+  const auto line = to_line(metrics, config_.training.steps, left);
+  metrics.skipped ? log::warn("{}", line) : log::info("{}", line);
 }
 
 bool Run::wants_to_stop() const {
@@ -232,12 +235,14 @@ void Run::save(bool last) {
 
 Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop) {
   refuse_missing_behaviour(config);
+  const ResolvedModel resolved = resolve_model(config);
+  const FileDescriptor claim = claim_run_folder(config);
   if (const auto step = finished_step(config)) {
     log::info("nothing to do: step {} of {} is already in {}", *step, config.training.steps,
               checkpoint_folder(config).string());
     return Outcome::kAlreadyDone;
   }
-  return Run(config, stop).execute();
+  return Run(config, resolved, stop).execute();
 }
 
 }  // namespace longhaul::train

@@ -31,9 +31,10 @@ optim::DecayType decay_type(const std::string& name) {
 at::Device choose_device(const std::string& wanted) {
   const bool has_cuda = at::hasCUDA() && at::detail::getCUDAHooks().deviceCount() > 0;
   if (wanted == "cuda" && !has_cuda) {
-    fail_user("training.device = \"cuda\", but {}; set training.device = \"cpu\" or \"auto\"",
-              at::hasCUDA() ? "no CUDA device is visible (see CUDA_VISIBLE_DEVICES and the driver)"
-                            : "this binary is built without CUDA (see LONGHAUL_CUDA)");
+    fail_user(
+        "training.device = \"cuda\", but there is no CUDA device for this program (no driver, none "
+        "visible, or built without CUDA: see `longhaul version`); set training.device = \"cpu\" or "
+        "\"auto\"");
   }
   return wanted == "cuda" || (wanted == "auto" && has_cuda) ? at::Device(at::kCUDA, 0)
                                                             : at::Device(at::kCPU);

@@ -76,10 +76,10 @@ std::string startup_table(const JobConfig& config, const ResolvedModel& resolved
                                    c10::toString(settings.compute_dtype), settings.device.str(),
                                    c10::toString(settings.param_dtype), at::get_num_threads(),
                                    trainer.peak_flops() / 1e9));
-  table.row("batch", fmt::format("{} rows of {} = {} tokens a step, {} micro-batches", sizes.global,
+  table.row("batch", fmt::format("{} rows of {} = {} tokens a step, {} micro-batch{}", sizes.global,
                                  config.training.seq_len,
                                  with_commas(sizes.global * config.training.seq_len),
-                                 sizes.micro_batches()));
+                                 sizes.micro_batches(), sizes.micro_batches() == 1 ? "" : "es"));
   table.row("attention",
             fmt::format("MLA {}; indexer: {}", config.model.mla_form, indexer_text(config, shape)));
   table.row("experts", moe_text(config, shape));

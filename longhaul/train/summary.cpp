@@ -35,9 +35,14 @@ std::string row(const std::string& name, const json& first, const json& last, co
                      figure(last, key, format));
 }
 
+double number_or_zero(const json& object, const char* key) {
+  const double value = object.contains(key) ? number_from(object[key]) : 0;
+  return std::isfinite(value) ? value : 0;
+}
+
 double mean_speed(const std::vector<json>& metrics) {
   double sum = 0;
-  for (const auto& object : metrics) sum += number_from(object["tokens_per_second"]);
+  for (const auto& object : metrics) sum += number_or_zero(object, "tokens_per_second");
   return sum / static_cast<double>(metrics.size());
 }
 
@@ -61,6 +66,7 @@ std::string evaluation_table(const fs::path& path) {
   std::string text =
       "\n## Held-out data\n\n| model | loss | bits per byte |\n| --- | --- | --- |\n";
   for (const auto& entry : evaluation["models"]) {
+    if (!entry.is_object() || !entry.contains("name") || !entry["name"].is_string()) continue;
     text += fmt::format("| {} | {} | {} |\n", entry["name"].get<std::string>(),
                         figure(entry, "loss", "{:.4f}"), figure(entry, "bits_per_byte", "{:.3f}"));
   }
@@ -74,10 +80,10 @@ void write_summary(const fs::path& run_folder) {
   if (metrics.empty()) return;
   const json &first = metrics.front(), &last = metrics.back();
   std::string text = "# Training run\n\n";
-  text +=
-      fmt::format("{} steps, {} tokens, {} tokens/s on average. The job: [job.toml](job.toml).\n\n",
-                  last["step"].get<int64_t>(), with_commas(last["tokens"].get<int64_t>()),
-                  with_commas(std::llround(mean_speed(metrics))));
+  text += fmt::format(
+      "{} steps, {} tokens, {} tokens/s on average. The job: [job.toml](job.toml).\n\n",
+      last["step"].get<int64_t>(), with_commas(std::llround(number_or_zero(last, "tokens"))),
+      with_commas(std::llround(mean_speed(metrics))));
   text += "![loss by step](loss.svg)\n\n| | first step | last step |\n| --- | --- | --- |\n";
   text += row("loss (objective)", first, last, "loss", "{:.4f}");
   text += row("language model loss", first, last, "lm_loss", "{:.4f}");

@@ -14,6 +14,7 @@
 #include "longhaul/optim/router_bias.h"
 #include "longhaul/train/data_source.h"
 #include "longhaul/train/dump.h"
+#include "longhaul/train/guard.h"
 #include "longhaul/train/losses.h"
 #include "longhaul/train/peak.h"
 
@@ -72,7 +73,7 @@ StepMetrics Trainer::step() {
   metrics.step = progress_.step + 1;
   metrics.lr = schedule_.lr(metrics.step);
   metrics.grad_norm = optim::gradient_norm(parameters_, config_.training.norm_type);
-  metrics.skipped = !is_finite(metrics);
+  metrics.skipped = !may_update(metrics);
   if (!metrics.skipped) update(losses.stats, metrics.lr, metrics.grad_norm);
 
   progress_.step += 1;
@@ -149,15 +150,25 @@ StepMetrics Trainer::measure(const StepLosses& losses) const {
   return metrics;
 }
 
-bool Trainer::is_finite(const StepMetrics& metrics) const {
-  if (std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm)) return true;
+bool Trainer::may_update(const StepMetrics& metrics) const {
+  const bool finite = std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm);
+  if (finite && router_biases_are_finite(*model_)) return true;
+  const std::string what =
+      fmt::format("step {}: loss {} (lm {}, indexer {}), gradient norm {}", metrics.step,
+                  metrics.loss, metrics.lm_loss, metrics.indexer_loss, metrics.grad_norm);
+  // No later step can be finite then, so skipping would only burn time.
+  if (const std::string name = find_nonfinite(*model_); !name.empty()) {
+    fail_user(
+        "{}: {} holds values that are not finite, and nothing was updated; go on from other "
+        "weights: an older checkpoint (checkpoint.load_step) or a sound checkpoint."
+        "initial_load_path, and with a lower optimizer.lr",
+        what, name);
+  }
   if (config_.training.nonfinite == "skip") return false;
   fail_user(
-      "step {}: loss {} (lm {}, indexer {}), gradient norm {}: not finite, and nothing was "
-      "updated; "
-      "lower optimizer.lr, look at rows {} to {} of the data, or set training.nonfinite = \"skip\"",
-      metrics.step, metrics.loss, metrics.lm_loss, metrics.indexer_loss, metrics.grad_norm,
-      progress_.rows, progress_.rows + static_cast<uint64_t>(batch_sizes_.global) - 1);
+      "{}: not finite, and nothing was updated; lower optimizer.lr, look at rows {} to {} of the "
+      "data, or set training.nonfinite = \"skip\"",
+      what, progress_.rows, progress_.rows + static_cast<uint64_t>(batch_sizes_.global) - 1);
 }
 
 void Trainer::update(const deepseek_v3::StepStats& stats, double lr, double grad_norm) {

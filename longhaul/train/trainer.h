@@ -30,8 +30,8 @@ class Trainer {
   // Builds the model, initialised from the job's seed, and opens the training data.
   Trainer(const JobConfig& config, const ResolvedModel& resolved);
 
-  // One optimizer step. UserError if the loss or the gradients are not finite and the job says to
-  // stop; nothing is changed then.
+  // One optimizer step. UserError, and nothing is changed, if the loss or the gradients are not
+  // finite and the job says to stop, or if the weights or router biases are not finite.
   StepMetrics step();
 
   // The state as a checkpoint, and back. `snapshot` shares the tensors' storage.
@@ -59,8 +59,9 @@ class Trainer {
   StepData load_step() const;
   StepLosses forward_backward(const StepData& data);
   void clear_gradients();
-  // False if the step must be left out; throws if the job says to stop.
-  bool is_finite(const StepMetrics& metrics) const;
+  // False if the step must be left out; throws if the job says to stop, or if the weights
+  // themselves are not finite.
+  bool may_update(const StepMetrics& metrics) const;
   void update(const deepseek_v3::StepStats& stats, double lr, double grad_norm);
   void update_router_biases(const deepseek_v3::StepStats& stats);
   StepMetrics measure(const StepLosses& losses) const;

@@ -62,11 +62,14 @@ TEST_F(ConfigCommand, MistakesAreOneLineAndStatusTwo) {
        "error: command line: what is 'b.toml'? The job file is a.toml; settings are written "
        "--section.key value\n"},
   };
-  for (const auto& mistake : mistakes) {
-    const auto result = run(mistake.words);
-    EXPECT_EQ(result.status, 2) << mistake.error;
-    EXPECT_EQ(result.err, mistake.error);
-    EXPECT_EQ(result.out, "") << mistake.error;
+  std::vector<std::vector<std::string>> commands;
+  for (const auto& mistake : mistakes) commands.push_back(mistake.words);
+  const auto results =
+      test::run_all(commands, {.folder = folder_.path(), .environment = {}, .out = {}, .err = {}});
+  for (size_t i = 0; i < results.size(); ++i) {
+    EXPECT_EQ(results[i].status, 2) << mistakes[i].error;
+    EXPECT_EQ(results[i].err, mistakes[i].error);
+    EXPECT_EQ(results[i].out, "") << mistakes[i].error;
   }
 }
 
@@ -172,7 +175,7 @@ TEST_F(ConfigCommand, Keys) {
 }
 
 TEST_F(ConfigCommand, EveryHelpEndsWithAnExample) {
-  const std::vector<std::vector<std::string>> commands = {
+  std::vector<std::vector<std::string>> commands = {
       {},
       {"config"},
       {"config", "show"},
@@ -184,9 +187,8 @@ TEST_F(ConfigCommand, EveryHelpEndsWithAnExample) {
       {"tokenizer", "train"},
       {"version"},
   };
-  for (auto words : commands) {
-    words.push_back("--help");
-    const auto result = run(words);
+  for (auto& words : commands) words.push_back("--help");
+  for (const auto& result : test::run_all(commands)) {
     EXPECT_EQ(result.status, 0);
     const size_t example = result.out.rfind("Example:\n");
     ASSERT_NE(example, std::string::npos) << result.out;

@@ -1,0 +1,317 @@
+// What a user may get wrong: each time one line that names the thing and the remedy.
+#include "longhaul/base/safetensors.h"
+#include "tests/cli/small_job.h"
+
+namespace longhaul {
+namespace {
+
+using test::slurp;
+using test::spill;
+using test::Words;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class BadInput : public test::SmallJob {
+ protected:
+  // Training on `data`, a place under the test's folder.
+  test::ProgramResult train_on(const std::string& data, Words more = {}) const {
+    more.insert(more.end(), {"--training.dataset_path", data, "--training.steps", "2"});
+    return train_only(more);
+  }
+};
+
+TEST_F(BadInput, CorporaThatHoldNothing) {
+  fs::create_directory(path("empty"));
+  expect_user_error(train_on("empty"), {"command line: training.dataset_path: there are no files "
+                                        "in 'empty'; give a folder with text files"});
+  fs::create_directory(path("blank"));
+  spill(path("blank/a.txt"), "");
+  spill(path("blank/b.txt"), "");
+  expect_user_error(train_on("blank"), {"all 2 files of the corpus are empty"});
+  expect_user_error(train_on("no/where"), {"training.dataset_path: 'no/where' does not exist"});
+  expect_user_error(train_on(""), {"job.toml:8: training.dataset", "needs training.dataset_path"});
+  EXPECT_FALSE(fs::exists(path("run/metrics.jsonl")));
+}
+
+TEST_F(BadInput, FilesThatCannotBeRead) {
+  fs::create_symlink("/no/where", path("dead.txt"));
+  expect_user_error(train_on("dead.txt"), {"'dead.txt' does not exist: it is a link to nothing"});
+  fs::create_directory(path("mixed"));
+  fs::create_symlink("/no/where", path("mixed/dead.txt"));
+  spill(path("mixed/good.txt"), test::small_text(7));
+  const auto mixed = train_on("mixed");
+  expect_trained(mixed);
+  EXPECT_THAT(mixed.err, HasSubstr("'mixed': 1 entries are left out, such as 'mixed/dead.txt'"));
+  expect_user_error(run({"tokenizer", "encode", "--tokenizer", "tokenizer", "--jsonl", "corpus"}),
+                    {"cannot read 'corpus': Is a directory"});
+  if (geteuid() == 0) return;  // permissions do not bind root
+  fs::permissions(path("mixed/good.txt"), fs::perms::none);
+  expect_user_error(train_on("mixed"), {"cannot read 'mixed/good.txt': Permission denied"});
+}
+
+TEST_F(BadInput, OddTextTrains) {
+  const std::pair<const char*, std::string> texts[] = {
+      {"one.txt", "x"},
+      {"nul.txt", std::string("a\0b\0\0c\n", 7)},
+      {"broken.txt", "ab\xff\xfe\xc3(\xed\xa0\x80"},
+  };
+  for (const auto& [name, text] : texts) {
+    spill(path(name), text);
+    const auto result = train_on(name);
+    expect_trained(result);
+    EXPECT_EQ(result.err.find("not valid UTF-8") != std::string::npos,
+              std::string(name) == "broken.txt");
+  }
+}
+
+// One line of words, and one piece without a place to cut.
+TEST_F(BadInput, AHundredMegabytesInOneLine) {
+  std::string words, letters;
+  while (words.size() < 60'000'000) words += "the quick model reads ";
+  letters.assign(40'000'000, 'a');
+  spill(path("line.txt"), words + letters);
+  const auto result = train_on("line.txt");
+  expect_trained(result);
+  EXPECT_THAT(result.err, HasSubstr("training data: 1 documents, "));
+}
+
+TEST_F(BadInput, Tokenizers) {
+  expect_user_error(train_only({"--model.hf_assets_path", "nowhere"}),
+                    {"no tokenizer.json in 'nowhere'", "longhaul tokenizer train"});
+  fs::create_directory(path("broken"));
+  spill(path("broken/tokenizer.json"), test::small_tokenizer().substr(0, 1000));
+  expect_user_error(train_only({"--model.hf_assets_path", "broken"}), {"broken/tokenizer.json"});
+  std::string texts;
+  for (unsigned i = 0; i < 2000; ++i) texts += std::to_string(i * i * 7919) + " ";
+  spill(path("numbers.txt"), texts);
+  EXPECT_EQ(run({"tokenizer", "train", "--input", "numbers.txt", "--vocab-size", "600", "--output",
+                 "large/tokenizer.json"})
+                .status,
+            0);
+  // The corpus uses none of the ids beyond 512; the mistake is found all the same.
+  expect_user_error(train_only({"--model.hf_assets_path", "large"}),
+                    {"the tokenizer has 600 tokens, but the model's vocabulary ends at 512"});
+  expect_user_error(run({"tokenizer", "train", "--input", "numbers.txt", "--output", "corpus"}),
+                    {"'corpus' is a folder; name the file"});
+}
+
+TEST_F(BadInput, TokenisedRows) {
+  const auto train_on_row = [&](const std::string& row) {
+    spill(path("rows.jsonl"), "{\"input_ids\": [1, 2, 3, 4]}\n" + row + "\n");
+    return train_on("rows.jsonl", {"--training.dataset", "tokenized", "--training.seq_len", "4",
+                                   "--model.hf_assets_path", "nowhere"});
+  };
+  expect_trained(train_on_row(R"({"input_ids": [1, 2, 3, 511]})"));
+  const std::pair<const char*, const char*> rows[] = {
+      {R"({"input_ids": [1, 2, 3]})", "rows.jsonl:2: input_ids has 3 numbers, expected 4"},
+      {R"({"input_ids": [1, 2, 3, 512]})",
+       "rows.jsonl:2: input_ids[3] is 512, expected an id (0 to 511)"},
+      {R"({"input_ids": [1, 2.5, 3, 4]})", "rows.jsonl:2: input_ids[1] is 2.5"},
+      {R"({"input_ids": [1, 2, 3, 4)", "rows.jsonl:2: not valid JSON"},
+  };
+  for (const auto& [row, error] : rows) expect_user_error(train_on_row(row), {error});
+}
+
+TEST_F(BadInput, JobFiles) {
+  const std::pair<Words, Words> mistakes[] = {
+      {{"train"}, {"which job?", "longhaul train "}},
+      {{"eval"}, {"which job?", "longhaul eval "}},
+      {{"generate"}, {"which job?", "longhaul generate "}},
+      {{"train", "jop.toml"}, {"jop.toml: there is no such job file"}},
+      {{"train", "job.toml", "--training.stesp", "3"}, {"did you mean 'training.steps'?"}},
+      {{"train", "job.toml", "--training.steps", "0"},
+       {"command line: training.steps: 0 is out of range, expected >= 1"}},
+      {{"train", "job.toml", "--training.global_batch_size", "3"},
+       {"training.global_batch_size: 3 is not a multiple of training.local_batch_size 2"}},
+      {{"train", "job.toml", "--dsa.stage", "dense_warmup", "--dsa.no_train_indexer"},
+       {"dsa.train_indexer: must be true with dsa.stage = \"dense_warmup\""}},
+      {{"train", "job.toml", "--dsa.stage", "dense_warmup", "--dsa.indexer_loss_coeff", "0"},
+       {"dsa.indexer_loss_coeff: must be above 0", "nothing else would learn"}},
+      {{"train", "job.toml", "--dsa.stage", "dense_warmup", "--model.name", "deepseek_v3"},
+       {"dsa.stage", "deepseek_v3 has none"}},
+      {{"train", "job.toml", "--parallelism.tensor_parallel_degree", "2"},
+       {"parallelism.tensor_parallel_degree = 2", "set it to 1"}},
+  };
+  std::vector<Words> commands;
+  for (const auto& [words, parts] : mistakes) commands.push_back(words);
+  const auto results = test::run_all(commands, here());
+  for (size_t i = 0; i < results.size(); ++i) expect_user_error(results[i], mistakes[i].second);
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
+TEST_F(BadInput, TyposInTheFile) {
+  const std::pair<const char*, const char*> typos[] = {
+      {"[trainning]\nsteps = 3\n", "job.toml:1: [trainning]: unknown section"},
+      {"[training]\nseq_length = 3\n", "job.toml:2: training.seq_length: unknown key"},
+      {"[training]\nsteps = \"3\"\n", "job.toml:2: training.steps: expected an integer"},
+      {"[training]\nsteps = 3\nsteps = 4\n", "job.toml:3"},
+      {"training.steps == 3\n", "job.toml:1: broken TOML"},
+  };
+  for (const auto& [text, error] : typos) {
+    spill(path("job.toml"), text);
+    expect_user_error(train(), {error});
+  }
+}
+
+TEST_F(BadInput, ADeviceThatIsNotThere) {
+  const auto result = train_only({"--training.device", "cuda"});
+  if (result.status == 0) GTEST_SKIP() << "this machine has a CUDA device";
+  expect_user_error(result,
+                    {"training.device = \"cuda\"", "no CUDA device", "\"cpu\" or \"auto\""});
+}
+
+TEST_F(BadInput, MoreMemoryThanThereIs) {
+  const auto result =
+      train_only({"--training.seq_len", "300000", "--training.local_batch_size", "1"});
+  expect_user_error(result, {"not enough memory", "lower training.local_batch_size"}, 1);
+}
+
+TEST_F(BadInput, RunFoldersThatCannotBeUsed) {
+  spill(path("file"), "precious");
+  const auto on = [&](const std::string& folder) { return train({"--job.dump_folder", folder}); };
+  expect_user_error(on("file"), {"command line: job.dump_folder: ", "'file'", "Not a directory"});
+  expect_user_error(on("file/below"), {"job.dump_folder", "Not a directory"});
+  EXPECT_EQ(slurp(path("file")), "precious");
+  expect_user_error(on(""), {"job.dump_folder: it is empty"});
+  // No user may create anything there, root neither.
+  const auto readonly = on("/proc/longhaul");
+  expect_user_error(readonly, {"job.dump_folder: ", "'/proc/longhaul'"});
+  EXPECT_THAT(readonly.err, Not(HasSubstr("tokenizing")));
+  fs::create_directory(path("run"));
+  spill(path("run/checkpoint"), "a file where a folder is expected");
+  expect_user_error(on("run"), {"cannot read the folder 'run/checkpoint'"});
+}
+
+TEST_F(BadInput, MetricsAndEvaluationOfSomeoneElse) {
+  EXPECT_EQ(train({"--training.max_minutes", "1e-7"}).status, 0);
+  std::ofstream(path("run/metrics.jsonl"), std::ios::app)
+      << "{\"step\": 1}\n[]\n{\"step\": \"one\", \"tokens\": 1}\nplain\n";
+  spill(path("run/evaluation.json"), R"({"models": [{"loss": 1}, 3, {"name": 4}]})");
+  expect_trained(train());
+  EXPECT_EQ(metrics().size(), 6u);
+}
+
+TEST_F(BadInput, CommandsWithoutACheckpoint) {
+  expect_user_error(run({"eval", "job.toml"}),
+                    {"no checkpoint in 'run/checkpoint'", "train first"});
+  expect_user_error(run({"generate", "job.toml", "--prompt", "the"}),
+                    {"no checkpoint in 'run/checkpoint'"});
+  expect_user_error(run({"checkpoint", "show", "none"}), {"none"});
+}
+
+// Starting from a Hugging Face folder that is not what it should be.
+class BadWeights : public BadInput {
+ protected:
+  BadWeights() {
+    const fs::path source = fs::path(LONGHAUL_SOURCE_DIR) / "tests/golden/hf_base/checkpoint";
+    fs::copy(source, path("hf"));
+    fs::permissions(path("hf/model.safetensors"), fs::perms::owner_write, fs::perm_options::add);
+  }
+
+  // Rewrites the file with `change` applied to each tensor's description and bytes.
+  template <typename Change>
+  void rewrite(Change&& change) {
+    const fs::path file = path("hf/model.safetensors"), copy = path("hf/copy");
+    std::map<std::string, std::string> contents;
+    std::vector<safetensors::TensorInfo> infos;
+    {
+      const safetensors::Reader reader(file);
+      for (auto [name, info] : reader.header().tensors) {
+        const auto bytes = reader.bytes(info);
+        std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+        if (!change(info, text)) continue;
+        contents[info.name] = text;
+        infos.push_back(info);
+      }
+    }
+    safetensors::Writer writer(copy, infos);
+    for (const auto& info : writer.tensors()) {
+      writer.write(info.name, contents[info.name].data(), contents[info.name].size());
+    }
+    writer.finish();
+    fs::rename(copy, file);
+  }
+  void put_nan_into(const std::string& name) {
+    rewrite([&](safetensors::TensorInfo& info, std::string& bytes) {
+      if (info.name == name) bytes.replace(8, 4, std::string("\0\0\xc0\x7f", 4));
+      return true;
+    });
+  }
+
+  test::ProgramResult start_from_it(Words more = {}) const {
+    std::string rows;
+    for (int i = 0; i < 8; ++i) rows += "{\"input_ids\": [1, 20, 300, 4, 5, 6, 7, 8]}\n";
+    spill(path("rows.jsonl"), rows);
+    spill(path("hf.toml"), R"([job]
+dump_folder = "run"
+[model]
+name = "deepseek_v32"
+hf_assets_path = "hf"
+[training]
+dataset = "tokenized"
+dataset_path = "rows.jsonl"
+seq_len = 8
+local_batch_size = 2
+steps = 4
+mixed_precision_param = "float32"
+device = "cpu"
+[checkpoint]
+enable = true
+initial_load_path = "hf"
+initial_load_in_hf = true
+)");
+    more.insert(more.begin(), {"train", "hf.toml"});
+    return run(more);
+  }
+};
+
+TEST_F(BadWeights, TheFolderAsItIsTrains) { expect_trained(start_from_it()); }
+
+TEST_F(BadWeights, MissingAndMisshapenTensors) {
+  rewrite([](safetensors::TensorInfo& info, std::string&) {
+    if (info.name == "model.embed_tokens.weight") info.shape = {128, 320};
+    return info.name != "model.norm.weight";
+  });
+  expect_user_error(
+      start_from_it(),
+      {"hf does not fit the model", "missing: model.norm.weight",
+       "model.embed_tokens.weight is [128, 320], the model wants [320, 128]", "model.flavor"});
+  fs::resize_file(path("hf/model.safetensors"), 100000);
+  expect_user_error(start_from_it(), {"hf/model.safetensors"});
+  fs::remove(path("hf/model.safetensors"));
+  expect_user_error(start_from_it(), {"'hf' holds neither model.safetensors nor"});
+  EXPECT_FALSE(fs::exists(path("run/checkpoint")));
+}
+
+TEST_F(BadWeights, NanInAWeightStopsBeforeTheUpdate) {
+  put_nan_into("model.layers.1.mlp.shared_experts.up_proj.weight");
+  for (const char* policy : {"stop", "skip"}) {
+    expect_user_error(start_from_it({"--training.nonfinite", policy}),
+                      {"step 1: loss nan",
+                       "model.layers.1.mlp.shared_experts.up_proj.weight holds values that are not "
+                       "finite, and nothing was updated"});
+  }
+  EXPECT_FALSE(fs::exists(path("run/checkpoint")));
+}
+
+// It moves only the choice of experts: loss and gradients stay finite.
+TEST_F(BadWeights, NanInARoutersBiasStopsBeforeTheUpdate) {
+  put_nan_into("model.layers.2.mlp.gate.e_score_correction_bias");
+  expect_user_error(start_from_it(),
+                    {"model.layers.2.mlp.gate.e_score_correction_bias holds values "
+                     "that are not finite, and nothing was updated"});
+}
+
+TEST_F(BadWeights, EachSkippedStepIsLogged) {
+  const auto result =
+      start_from_it({"--training.nonfinite", "skip", "--optimizer.lr", "1e18", "--metrics.log_freq",
+                     "100", "--training.max_norm", "inf", "--lr_scheduler.warmup_steps", "0"});
+  expect_trained(result);
+  for (const char* step : {"step 2/4", "step 3/4", "step 4/4"}) {
+    EXPECT_THAT(result.err, ::testing::ContainsRegex(std::string(step) + ".*not finite: skipped"));
+  }
+}
+
+}  // namespace
+}  // namespace longhaul

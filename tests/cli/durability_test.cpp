@@ -1,0 +1,175 @@
+// Nothing that happens to the process or to its files loses work: killed at any point, disk full,
+// checkpoints damaged. After it the same command gives the run that was never disturbed.
+#include <sys/mount.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "longhaul/base/fault.h"
+#include "tests/cli/small_job.h"
+
+namespace longhaul {
+namespace {
+
+using test::Program;
+using test::slurp;
+using test::Words;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
+
+class Durability : public test::SmallJob {
+ protected:
+  // What a run of six steps gives; the same in all tests of this file.
+  const Words& undisturbed() {
+    static Words lines;
+    if (lines.empty()) {
+      expect_trained(train({"--job.dump_folder", "undisturbed"}));
+      lines = figures("undisturbed");
+    }
+    return lines;
+  }
+  void expect_goes_on_as_if_nothing_happened(const Words& more = {}) {
+    expect_trained(train(more));
+    EXPECT_EQ(figures(), undisturbed());
+  }
+  // A run that stands at step 5, with full checkpoints of steps 2 and 4.
+  void run_until_step_five() {
+    const auto result = train({}, {"LONGHAUL_FAULT=checkpoint.begin:3:kill"});
+    ASSERT_EQ(result.killed_by, SIGKILL) << result.err;
+    ASSERT_EQ(metrics().size(), 6u);
+  }
+  Words names_in(const std::string& folder) const {
+    Words names;
+    for (const auto& entry : fs::directory_iterator(path(folder))) {
+      names.push_back(entry.path().filename());
+    }
+    return names;
+  }
+};
+
+TEST_F(Durability, KilledInASave) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  for (const char* place : {"checkpoint.tensor:1", "checkpoint.tensor:200", "checkpoint.renamed:1",
+                            "checkpoint.done:3"}) {
+    SCOPED_TRACE(place);
+    fs::remove_all(path("run"));
+    const auto result = train({}, {std::string("LONGHAUL_FAULT=") + place + ":kill"});
+    EXPECT_EQ(result.killed_by, SIGKILL) << result.err;
+    const auto next = train();
+    EXPECT_EQ(next.status, 0) << next.err;
+    EXPECT_EQ(figures(), undisturbed());
+  }
+}
+
+TEST_F(Durability, KilledBetweenSaves) {
+  const Words job = {"--training.steps",      "200", "--training.seq_len", "16",
+                     "--checkpoint.interval", "5",   "--validation.freq",  "50"};
+  Words whole = job;
+  whole.insert(whole.end(), {"--job.dump_folder", "whole"});
+  Program undisturbed(train_words(whole), here());
+  for (const char* reached : {"step-5", "step-15"}) {
+    Program program(train_words(job), here());
+    while (!fs::exists(path("run/checkpoint") / reached) && program.running()) {
+      std::this_thread::yield();
+    }
+    program.signal(SIGKILL);
+    EXPECT_EQ(program.wait().killed_by, SIGKILL);
+  }
+  expect_trained(train(job));
+  expect_trained(undisturbed.wait());
+  EXPECT_EQ(figures("run"), figures("whole"));
+}
+
+TEST_F(Durability, TwoRunsInOneFolder) {
+  const Words job = {"--training.steps", "100000", "--training.seq_len", "16"};
+  Program first(train_words(job), here());
+  while (!fs::exists(path("run/metrics.jsonl")) && first.running()) std::this_thread::yield();
+  expect_user_error(train(job), {"job.toml:2: job.dump_folder: another run is writing to 'run'"});
+  first.signal(SIGKILL);
+}
+
+TEST_F(Durability, ATornLastLineOfTheMetrics) {
+  run_until_step_five();
+  std::ofstream(path("run/metrics.jsonl"), std::ios::app) << "{\"step\": 7, \"loss\": 5.8";
+  expect_goes_on_as_if_nothing_happened();
+}
+
+TEST_F(Durability, ARunThatBeginsAnewKeepsTheOldMetrics) {
+  expect_trained(train({"--checkpoint.no_enable"}));
+  const std::string before = slurp(path("run/metrics.jsonl"));
+  const auto again = train({"--checkpoint.no_enable"});
+  expect_trained(again);
+  EXPECT_THAT(again.err, HasSubstr("run/metrics.jsonl is from an earlier run"));
+  EXPECT_EQ(slurp(path("run/metrics.jsonl.1")), before);
+}
+
+TEST_F(Durability, FullDiskBySwitch) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const auto result = train({}, {"LONGHAUL_FAULT=checkpoint.tensor:200:enospc"});
+  expect_user_error(result, {"cannot save step 4 in 'run/checkpoint': no space left on device",
+                             "free ", "or choose another checkpoint.folder"});
+  EXPECT_THAT(names_in("run/checkpoint"), ::testing::ElementsAre("step-2"));
+  expect_goes_on_as_if_nothing_happened();
+}
+
+// A file system of its own: two checkpoints fit, a third does not.
+TEST_F(Durability, FullDisk) {
+  fs::create_directory(path("run"));
+  if (::mount("none", path("run").c_str(), "tmpfs", 0, "size=5m") != 0) {
+    GTEST_SKIP() << "a tmpfs cannot be mounted here: " << std::strerror(errno);
+  }
+  const Words job = {"--checkpoint.no_last_save_model_only"};
+  expect_user_error(train(job), {"cannot save step 6 in 'run/checkpoint': no space left on device",
+                                 "free ", "or choose another checkpoint.folder"});
+  EXPECT_EQ(run({"checkpoint", "verify", "run/checkpoint/step-4"}).status, 0);
+  // No room yet: the same again, and step 4 stays.
+  EXPECT_EQ(train(job).status, 2);
+  EXPECT_EQ(run({"checkpoint", "verify", "run/checkpoint/step-4"}).status, 0);
+  EXPECT_EQ(::mount("none", path("run").c_str(), "tmpfs", MS_REMOUNT, "size=20m"), 0);
+  expect_goes_on_as_if_nothing_happened(job);
+  ::umount2(path("run").c_str(), MNT_DETACH);
+}
+
+TEST_F(Durability, AFlippedByteTakesTheOlderCheckpoint) {
+  run_until_step_five();
+  const fs::path shard = path("run/checkpoint/step-4/model-00001.safetensors");
+  test::flip_byte(shard, fs::file_size(shard) / 2);
+  const auto result = train();
+  expect_trained(result);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("passing over checkpoint 'run/checkpoint/step-4'"),
+                                HasSubstr("resumed from run/checkpoint/step-2")));
+  EXPECT_EQ(figures(), undisturbed());
+}
+
+TEST_F(Durability, NoSoundCheckpointIsNoReasonToBeginAnew) {
+  run_until_step_five();
+  for (const char* step : {"step-2", "step-4"}) {
+    fs::resize_file(path("run/checkpoint") / step / "model-00001.safetensors", 1000);
+  }
+  const std::string before = slurp(path("run/metrics.jsonl"));
+  const auto result = train();
+  expect_user_error(
+      result, {"run/checkpoint: none of the checkpoints can be resumed from", "move them away"});
+  EXPECT_THAT(result.err, AllOf(HasSubstr("passing over checkpoint 'run/checkpoint/step-4'"),
+                                HasSubstr("passing over checkpoint 'run/checkpoint/step-2'")));
+  EXPECT_EQ(slurp(path("run/metrics.jsonl")), before);
+  EXPECT_EQ(run({"checkpoint", "verify", "run/checkpoint/step-4"}).status, 1);
+  for (const Words& words :
+       {Words{"eval", "job.toml"}, Words{"generate", "job.toml", "--prompt", "a"}}) {
+    expect_user_error(run(words), {"run/checkpoint/step-4", "truncated"});
+  }
+}
+
+TEST_F(Durability, AnotherModelIsNotResumedFrom) {
+  run_until_step_five();
+  const std::string before = slurp(path("run/metrics.jsonl"));
+  expect_user_error(train({"--mtp.num_modules", "1"}),
+                    {"checkpoint of step 4 does not fit the job's model", "is missing"});
+  EXPECT_EQ(slurp(path("run/metrics.jsonl")), before);
+  expect_goes_on_as_if_nothing_happened();
+}
+
+}  // namespace
+}  // namespace longhaul
