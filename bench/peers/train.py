@@ -1,0 +1,77 @@
+"""Trains the peer and prints one JSON line a step, with the keys of longhaul's metrics.jsonl.
+
+    python bench/peers/train.py FOLDER --steps N [--lr X] [--onednn] [--query-block N]
+
+FOLDER is what make_inputs.py wrote. One row a step, fp32, the indexer's loss on, gradient norm
+clipped at 1, AdamW on every parameter, router biases updated: a whole step is timed, from reading
+the row to the loss as a number. OMP_NUM_THREADS sets the threads.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import deepseek_v32
+
+
+def read_rows(path):
+    with open(path) as file:
+        return [json.loads(line)["input_ids"] for line in file]
+
+
+def step(model, optimizer, row):
+    ids = torch.tensor(row).unsqueeze(0)
+    (logits,), kl = model(ids)
+    lm_loss = F.cross_entropy(logits[0, :-1], ids[0, 1:])
+    (lm_loss + kl.sum()).backward()
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for router in model.routers():
+        router.update_bias(1e-3)
+    optimizer.step()
+    optimizer.zero_grad()
+    return {
+        "lm_loss": lm_loss.item(),
+        "indexer_loss": kl.mean().item(),
+        "grad_norm": grad_norm.item(),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument(
+        "--onednn",
+        action="store_true",
+        help="send fp32 products to oneDNN (on a CPU with AMX this rounds them to bf16)",
+    )
+    parser.add_argument(
+        "--query-block",
+        type=int,
+        default=0,
+        help="attend N queries at a time, to the keys up to theirs only",
+    )
+    args = parser.parse_args()
+    if args.onednn:
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    model = deepseek_v32.load(args.folder, args.query_block)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=args.lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True
+    )
+    rows = read_rows(args.folder / "rows.jsonl")
+    for i in range(args.steps):
+        row = rows[i % len(rows)]
+        start = time.perf_counter()
+        values = step(model, optimizer, row)
+        seconds = time.perf_counter() - start
+        line = {"step": i + 1, **values, "tokens_per_second": len(row) / seconds}
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
