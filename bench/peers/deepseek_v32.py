@@ -114,7 +114,7 @@ class Indexer(nn.Module):
         return torch.cat((rotate_halves(rope, turn), rest), dim=-1)
 
     def forward(self, x_BSD, latent_BSQ, turn):
-        """Queries [B, S, Hi, Di], keys [B, S, Di], weights [B, S, Hi]; no gradient to the inputs."""
+        """Queries [B, S, Hi, Di], keys [B, S, Di], weights [B, S, Hi]; the inputs learn nothing."""
         x, latent = x_BSD.detach(), latent_BSQ.detach()
         q = self.rotate(self.wq_b(latent).unflatten(-1, (self.heads, -1)), turn)
         k = self.rotate(self.k_norm(self.wk(x)).unsqueeze(2), turn).squeeze(2)

@@ -1,0 +1,58 @@
+"""Processes with known settings, and what else the machine did meanwhile. Called by benchmarks."""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+# A peer with the allocator that longhaul gives itself: freed memory is kept and used again.
+TUNED_ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "281474976710656",
+    "MALLOC_TOP_PAD_": "67108864",
+}
+
+# What would change the speed of one side and comes from the caller's shell.
+FOREIGN = ("MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "LD_PRELOAD", "TORCH_")
+
+
+def environment(threads, extra=None):
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)}
+    return kept | {"OMP_NUM_THREADS": str(threads)} | (extra or {})
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def busy_seconds():
+    """CPU seconds of all processes since the machine started."""
+    with open("/proc/stat") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = ticks
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def children_seconds():
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@dataclass
+class Finished:
+    stdout: str
+    others: float  # share of the machine's CPU time that other processes took meanwhile
+
+
+def run(command, env):
+    """The process's output; SystemExit with its last words if it fails."""
+    busy, own, start = busy_seconds(), children_seconds(), time.monotonic()
+    done = subprocess.run(command, env=env, text=True, capture_output=True)
+    if done.returncode != 0:
+        last = (done.stderr.strip() or "no output").splitlines()[-1]
+        sys.exit(f"error: {command[0]} ended with status {done.returncode}: {last}")
+    foreign = busy_seconds() - busy - (children_seconds() - own)
+    capacity = (time.monotonic() - start) * os.cpu_count()
+    return Finished(done.stdout, min(max(foreign / capacity, 0.0), 1.0))

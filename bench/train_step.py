@@ -1,0 +1,192 @@
+"""Tokens a second of one training step: longhaul's plain path against the same model in eager
+PyTorch, from the same weights and the same data, in one run. docs/benchmarks.md has the details.
+
+Prints figures (lib/figure.py) on stdout. BENCH_ROUNDS (at least 3) and BENCH_STEPS change the
+effort; LONGHAUL_BINARY names another program than build/release/bin/longhaul.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+BENCH = Path(__file__).resolve().parent
+sys.path.insert(0, str(BENCH / "lib"))
+
+import figure  # noqa: E402
+import machine  # noqa: E402
+
+CONFIG = BENCH.parent / "longhaul/models/deepseek_v3/flavors/deepseek_v32/50M.json"
+SEQ_LEN, THREADS, WARM_UP = 1024, 2, 3
+STEPS = max(int(os.environ.get("BENCH_STEPS", 10)), WARM_UP + 3)
+ROUNDS = max(int(os.environ.get("BENCH_ROUNDS", 3)), 3)
+
+# The first loss may differ by this much: torch.topk breaks exact ties of indexer scores in another
+# order than longhaul, which moves a few keys in a few rows.
+LOSS_TOLERANCE = 5e-3
+
+# A run that other processes disturbed more than this (share of the CPU) is repeated, twice at most.
+QUIET = 0.05
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    environment: dict
+    arguments: list
+    goal: float | None
+
+
+PEERS = [
+    Peer("default", {}, [], 1.3),
+    Peer("tuned", machine.TUNED_ALLOCATOR, [], 1.0),
+    # Beyond "the same model in eager PyTorch": what an expert could still get out of it.
+    Peer("blocked", machine.TUNED_ALLOCATOR, ["--query-block", "256"], None),
+    Peer("onednn", machine.TUNED_ALLOCATOR, ["--onednn"], None),
+]
+
+
+def longhaul_binary():
+    path = Path(os.environ.get("LONGHAUL_BINARY", BENCH.parent / "build/release/bin/longhaul"))
+    if not path.exists():
+        sys.exit(f"error: no {path}; build it: cmake --build --preset release --target longhaul")
+    return path
+
+
+def peer_python():
+    setup = machine.run([BENCH / "peers/setup.sh"], machine.environment(THREADS))
+    return setup.stdout.strip()
+
+
+class Side:
+    """One way to train: its command, and what the runs so far gave."""
+
+    def __init__(self, name, command, env, metrics=None):
+        self.name, self.command, self.env = name, command, env
+        self.metrics = metrics  # the file with the steps; None: they are printed
+        self.runs = []
+
+    def run(self):
+        """Tokens a second: the median of a quiet run's steps, or of the least disturbed run's."""
+        attempts = []
+        while len(attempts) < 3:
+            attempts.append(self.attempt())
+            if attempts[-1].others <= QUIET:
+                break
+        self.runs.append(min(attempts, key=lambda run: run.others))
+        return self.runs[-1].speed
+
+    def attempt(self):
+        done = machine.run(self.command, self.env)
+        text = self.metrics.read_text() if self.metrics else done.stdout
+        steps = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        run = Run(steps, done.others)
+        machine.say(
+            f"  {self.name:<10} {run.speed:6.0f} tokens/s, others took {run.others:.0%} of the CPU"
+        )
+        return run
+
+    @property
+    def speed(self):
+        return median(run.speed for run in self.runs)
+
+
+class Run:
+    def __init__(self, steps, others):
+        self.steps, self.others = steps[WARM_UP:], others
+        self.first_loss = steps[0]["lm_loss"]
+        self.speed = self.median_of("tokens_per_second")
+
+    def median_of(self, key):
+        return median(step[key] for step in self.steps)
+
+
+def longhaul_side(work):
+    job = [BENCH / "train_step.toml", "--training.steps", str(STEPS)]
+    job += ["--training.dataset_path", work / "rows.jsonl"]
+    job += ["--checkpoint.initial_load_path", work, "--job.dump_folder", work / "run"]
+    command = [longhaul_binary(), "train", *job]
+    return Side("longhaul", command, machine.environment(THREADS), work / "run/metrics.jsonl")
+
+
+def peer_side(peer, python, work):
+    script = [python, "-W", "ignore", BENCH / "peers/train.py", work, "--steps", str(STEPS)]
+    env = machine.environment(THREADS, peer.environment)
+    return Side(peer.name, [*script, *peer.arguments], env)
+
+
+def make_inputs(python, work):
+    script = [python, "-W", "ignore", BENCH / "peers/make_inputs.py", CONFIG, work]
+    machine.run(
+        [*script, "--rows", str(STEPS), "--seq-len", str(SEQ_LEN)], machine.environment(THREADS)
+    )
+
+
+def check_same_model(ours, theirs):
+    if not abs(ours.first_loss - theirs.first_loss) <= LOSS_TOLERANCE:
+        sys.exit(
+            f"error: the sides do not compute the same: the first loss is {ours.first_loss:.5f} in "
+            f"longhaul and {theirs.first_loss:.5f} in the peer; run bench/peers/check_golden.py"
+        )
+
+
+def describe():
+    def settings(variables):
+        return " ".join(f"{key}={value}" for key, value in variables.items())
+
+    load = os.getloadavg()[0]
+    machine.say(f"{ROUNDS} rounds of {STEPS} steps, {THREADS} threads, load average {load:.2f}")
+    own = settings(machine.TUNED_ALLOCATOR | {"OMP_WAIT_POLICY": "passive"})
+    machine.say(f"  longhaul, by itself: {own}")
+    for peer in PEERS:
+        allocator = settings(peer.environment) or "allocator as it comes"
+        machine.say(f"  {peer.name}: {allocator} {' '.join(peer.arguments)}")
+
+
+def measure(ours, sides):
+    """The ratio to each peer, from neighbouring runs: a drift of the machine meets both sides.
+
+    Peers without a goal run in one round only.
+    """
+    ratios = {peer.name: [] for peer in PEERS}
+    for index in range(ROUNDS):
+        machine.say(f"round {index + 1}")
+        for peer in PEERS:
+            if peer.goal is None and index > 0:
+                continue
+            own, theirs = ours.run(), sides[peer.name].run()
+            ratios[peer.name].append(own / theirs)
+            check_same_model(ours.runs[-1], sides[peer.name].runs[-1])
+    return {name: median(values) for name, values in ratios.items()}
+
+
+def report(ours, sides, ratios):
+    peak_share = median(run.median_of("mfu") for run in ours.runs)
+    for peer in PEERS:
+        print(figure.line(f"train_step.ratio_{peer.name}", ratios[peer.name], "x", peer.goal))
+    for name, side in {"longhaul": ours, **{f"peer_{k}": v for k, v in sides.items()}}.items():
+        share = 100 * peak_share * side.speed / ours.speed
+        print(figure.line(f"train_step.{name}", side.speed, "tokens/s"))
+        print(figure.line(f"train_step.{name}_peak_share", share, "%"))
+    others = max(run.others for side in [ours, *sides.values()] for run in side.runs)
+    print(figure.line("train_step.others_cpu", 100 * others, "%"))
+    if others > QUIET:
+        machine.say(f"note: other processes took up to {others:.0%} of the CPU; repeat when idle")
+
+
+def main():
+    python = peer_python()
+    with tempfile.TemporaryDirectory(prefix="longhaul-bench-") as folder:
+        work = Path(folder)
+        ours = longhaul_side(work)
+        sides = {peer.name: peer_side(peer, python, work) for peer in PEERS}
+        make_inputs(python, work)
+        describe()
+        report(ours, sides, measure(ours, sides))
+
+
+if __name__ == "__main__":
+    main()
