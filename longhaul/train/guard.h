@@ -1,5 +1,5 @@
 // Looks for numbers that are not finite in a model. Decides nothing: the trainer does, before each
-// update.
+// update, and the run, before each save.
 #pragma once
 
 #include <string>

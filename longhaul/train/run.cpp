@@ -11,6 +11,7 @@
 #include "longhaul/config/capability.h"
 #include "longhaul/config/write.h"
 #include "longhaul/train/data_source.h"
+#include "longhaul/train/guard.h"
 #include "longhaul/train/run_folder.h"
 #include "longhaul/train/startup_table.h"
 #include "longhaul/train/summary.h"
@@ -140,14 +141,15 @@ Outcome Run::execute() {
   return Outcome::kFinished;
 }
 
-// A step that the guard refuses has changed nothing: the state before it is kept.
+// A step that the guard refuses has changed nothing: the state before it is kept, if it is sound.
 StepMetrics Run::take_step() {
   try {
     return trainer_.step();
   } catch (const UserError&) {
     const int64_t step = trainer_.progress().step;
     const fs::path there = checkpoint::step_path(checkpoint_folder(config_), step);
-    if (step > first_step_ && !fs::exists(there)) save(/*last=*/false);
+    const bool sound = find_nonfinite(trainer_.model()).empty();
+    if (step > first_step_ && sound && !fs::exists(there)) save(/*last=*/false);
     throw;
   }
 }
@@ -223,6 +225,13 @@ bool Run::wants_to_stop() const {
 void Run::save(bool last) {
   const auto& options = config_.checkpoint;
   if (!saves()) return;
+  // Such a checkpoint is worth nothing, and sound ones would be purged for it.
+  if (const std::string name = find_nonfinite(trainer_.model()); !name.empty()) {
+    fail_user(
+        "step {} is not saved: {} holds values that are not finite; go on from an older checkpoint "
+        "with a lower optimizer.lr",
+        trainer_.progress().step, name);
+  }
   const fs::path folder = checkpoint_folder(config_);
   const auto start = Clock::now();
   const fs::path saved =

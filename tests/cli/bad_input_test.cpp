@@ -23,15 +23,26 @@ class BadInput : public test::SmallJob {
 
 TEST_F(BadInput, CorporaThatHoldNothing) {
   fs::create_directory(path("empty"));
-  expect_user_error(train_on("empty"), {"command line: training.dataset_path: there are no files "
-                                        "in 'empty'; give a folder with text files"});
   fs::create_directory(path("blank"));
   spill(path("blank/a.txt"), "");
   spill(path("blank/b.txt"), "");
-  expect_user_error(train_on("blank"), {"all 2 files of the corpus are empty"});
-  expect_user_error(train_on("no/where"), {"training.dataset_path: 'no/where' does not exist"});
-  expect_user_error(train_on(""), {"job.toml:8: training.dataset", "needs training.dataset_path"});
-  EXPECT_FALSE(fs::exists(path("run/metrics.jsonl")));
+  const std::pair<const char*, Words> cases[] = {
+      {"empty",
+       {"command line: training.dataset_path: there are no files in 'empty'; give a folder with "
+        "text files"}},
+      {"blank", {"all 2 files of the corpus are empty"}},
+      {"no/where", {"training.dataset_path: 'no/where' does not exist"}},
+      {"", {"job.toml:8: training.dataset", "needs training.dataset_path"}}};
+  std::vector<Words> commands;
+  for (const auto& [data, parts] : cases) {
+    commands.push_back(train_words({"--training.dataset_path", data, "--job.dump_folder",
+                                    "out" + std::to_string(commands.size())}));
+  }
+  const auto results = test::run_all(commands, here());
+  for (size_t i = 0; i < results.size(); ++i) {
+    expect_user_error(results[i], cases[i].second);
+    EXPECT_FALSE(fs::exists(path("out" + std::to_string(i) + "/metrics.jsonl")));
+  }
 }
 
 TEST_F(BadInput, FilesThatCannotBeRead) {

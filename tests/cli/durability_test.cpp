@@ -143,6 +143,17 @@ TEST_F(Durability, AFlippedByteTakesTheOlderCheckpoint) {
   EXPECT_EQ(figures(), undisturbed());
 }
 
+// A rate that throws the weights out of fp32's range: sound checkpoints must not be purged for it.
+TEST_F(Durability, WeightsThatAreNotFiniteAreNotSaved) {
+  expect_trained(train({"--training.steps", "2", "--checkpoint.no_last_save_model_only"}));
+  const Words job = {
+      "--optimizer.lr", "1e39", "--checkpoint.interval", "1", "--checkpoint.keep_latest_k", "1"};
+  const auto result = train(job);
+  expect_user_error(result, {"step 3 is not saved: ", "holds values that are not finite",
+                             "an older checkpoint with a lower optimizer.lr"});
+  EXPECT_THAT(names_in("run/checkpoint"), ::testing::ElementsAre("step-2"));
+}
+
 TEST_F(Durability, NoSoundCheckpointIsNoReasonToBeginAnew) {
   run_until_step_five();
   for (const char* step : {"step-2", "step-4"}) {

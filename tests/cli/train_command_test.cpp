@@ -207,12 +207,20 @@ TEST_F(TrainCommand, TypesAndForms) {
       {"--training.seq_len", "8", "--training.local_batch_size", "700"},
       {"--training.seq_len", "1500", "--training.dataset_path", "corpus/train/1.txt",
        "--training.local_batch_size", "1", "--dsa.stage", "off"}};
-  for (auto words : all) {
-    SCOPED_TRACE(words[0] + " " + words.back());
-    words.insert(words.end(), {"--training.steps", "2", "--job.dump_folder", "out"});
-    expect_trained(train_only(words));
-    ASSERT_EQ(metrics("out").size(), 2u);
-    EXPECT_TRUE(std::isfinite(metrics("out")[1]["loss"].get<double>()));
+  std::vector<Words> commands;
+  for (const auto& words : all) {
+    commands.push_back({"train", "job.toml", "--validation.no_enable", "--checkpoint.no_enable",
+                        "--training.steps", "2", "--job.dump_folder",
+                        "out" + std::to_string(commands.size())});
+    commands.back().insert(commands.back().end(), words.begin(), words.end());
+  }
+  const auto results = test::run_all(commands, here());
+  for (size_t i = 0; i < all.size(); ++i) {
+    SCOPED_TRACE(all[i][0] + " " + all[i][1]);
+    expect_trained(results[i]);
+    const auto lines = metrics("out" + std::to_string(i));
+    ASSERT_EQ(lines.size(), 2u);
+    EXPECT_TRUE(std::isfinite(lines[1]["loss"].get<double>()));
   }
 }
 
