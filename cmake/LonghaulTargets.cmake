@@ -40,7 +40,7 @@ function(longhaul_test name)
   endif()
   add_test(NAME ${name} COMMAND ${target})
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 300)
+    set(ARG_TIMEOUT 900)
   endif()
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT
     "OMP_WAIT_POLICY=passive;TORCH_DISABLE_ADDR2LINE=1;LONGHAUL_BINARY=${CMAKE_BINARY_DIR}/bin/longhaul;${LONGHAUL_TEST_ENV}")
