@@ -43,7 +43,8 @@ void add_train_command(CLI::App& app) {
       "job.toml [--section.key value ...]\n  `longhaul config keys` lists the keys");
   command->allow_extras();
   command->footer(
-      "Example:\n  longhaul train configs/quickstart.toml --training.steps 100 --optimizer.lr "
+      "Keys, each given as --section.key value:\n\n" + keys_text("") +
+      "\nExample:\n  longhaul train configs/quickstart.toml --training.steps 100 --optimizer.lr "
       "1e-4");
   command->callback([command] { train(*command); });
 }
