@@ -28,7 +28,7 @@ ROUNDS = max(int(os.environ.get("BENCH_ROUNDS", 3)), 3)
 # order than longhaul, which moves a few keys in a few rows.
 LOSS_TOLERANCE = 5e-3
 
-# A run that other processes disturbed more than this (share of the CPU) is repeated, twice at most.
+# A pair of runs that others disturbed more than this (share of the CPU) is repeated, twice at most.
 QUIET = 0.05
 
 
@@ -62,7 +62,7 @@ def peer_python():
 
 
 class Side:
-    """One way to train: its command, and what the runs so far gave."""
+    """One way to train: its command, and the runs that count."""
 
     def __init__(self, name, command, env, metrics=None):
         self.name, self.command, self.env = name, command, env
@@ -70,16 +70,6 @@ class Side:
         self.runs = []
 
     def run(self):
-        """Tokens a second: the median of a quiet run's steps, or of the least disturbed run's."""
-        attempts = []
-        while len(attempts) < 3:
-            attempts.append(self.attempt())
-            if attempts[-1].others <= QUIET:
-                break
-        self.runs.append(min(attempts, key=lambda run: run.others))
-        return self.runs[-1].speed
-
-    def attempt(self):
         done = machine.run(self.command, self.env)
         text = self.metrics.read_text() if self.metrics else done.stdout
         steps = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
@@ -125,6 +115,25 @@ def make_inputs(python, work):
     )
 
 
+def run_pair(ours, theirs):
+    """Runs both sides one after the other, until both are quiet or for the third time. The least
+    disturbed pair counts, as a pair: runs of different pairs met different loads."""
+    pairs = []
+    while len(pairs) < 3:
+        pairs.append((ours.run(), theirs.run()))
+        if disturbance(pairs[-1]) <= QUIET:
+            break
+    own, other = min(pairs, key=disturbance)
+    check_same_model(own, other)
+    ours.runs.append(own)
+    theirs.runs.append(other)
+    return own.speed / other.speed
+
+
+def disturbance(pair):
+    return max(run.others for run in pair)
+
+
 def check_same_model(ours, theirs):
     if not abs(ours.first_loss - theirs.first_loss) <= LOSS_TOLERANCE:
         sys.exit(
@@ -139,8 +148,8 @@ def describe():
 
     load = os.getloadavg()[0]
     machine.say(f"{ROUNDS} rounds of {STEPS} steps, {THREADS} threads, load average {load:.2f}")
-    own = settings(machine.TUNED_ALLOCATOR | {"OMP_WAIT_POLICY": "passive"})
-    machine.say(f"  longhaul, by itself: {own}")
+    machine.say("  all: OMP_WAIT_POLICY=passive")
+    machine.say(f"  longhaul, by itself: {settings(machine.TUNED_ALLOCATOR)}")
     for peer in PEERS:
         allocator = settings(peer.environment) or "allocator as it comes"
         machine.say(f"  {peer.name}: {allocator} {' '.join(peer.arguments)}")
@@ -157,9 +166,7 @@ def measure(ours, sides):
         for peer in PEERS:
             if peer.goal is None and index > 0:
                 continue
-            own, theirs = ours.run(), sides[peer.name].run()
-            ratios[peer.name].append(own / theirs)
-            check_same_model(ours.runs[-1], sides[peer.name].runs[-1])
+            ratios[peer.name].append(run_pair(ours, sides[peer.name]))
     return {name: median(values) for name, values in ratios.items()}
 
 
