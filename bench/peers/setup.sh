@@ -3,7 +3,7 @@
 # the Python to run them with. longhaul itself needs none of this.
 #
 # The wheel is the CUDA build, the only one in the registry for x86. Its Python module is linked to
-# GPU libraries that weigh 2 GB and that a CPU run never calls. Empty libraries of their names, and
+# large GPU libraries that a CPU run never calls. Empty libraries of their names, and
 # binding names at the first call instead of at load time, make `import torch` work without them.
 # Of the wheel's Python dependencies only those are installed that training needs.
 set -euo pipefail
