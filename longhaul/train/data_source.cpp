@@ -13,6 +13,7 @@
 #include "longhaul/data/file_list.h"
 #include "longhaul/data/packed_dataset.h"
 #include "longhaul/data/tokenized_dataset.h"
+#include "longhaul/train/setup.h"
 
 namespace longhaul::train {
 namespace {
@@ -79,7 +80,7 @@ DataRequest request_of(const char* key, const std::string& dataset,
   request.dataset = dataset;
   request.path = path;
   request.document_mask = config.training.document_mask;
-  request.seed = static_cast<uint64_t>(config.debug.seed.value_or(0));
+  request.seed = seed_of(config);
   return request;
 }
 

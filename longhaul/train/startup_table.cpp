@@ -38,11 +38,12 @@ int64_t all_bytes(const deepseek_v3::Model& model) {
   return sum;
 }
 
-std::string indexer_text(const JobConfig& config, const deepseek_v3::ModelConfig& shape) {
+std::string indexer_text(const JobConfig& config, const deepseek_v3::Model& model) {
+  const auto& shape = model.config();
   if (!shape.has_indexer()) return "none: dense attention";
   std::string text = fmt::format("stage {}, top-{} keys", config.dsa.stage, shape.index_topk);
   if (config.dsa.stage == "off") return "stage off: dense attention";
-  const bool learns = config.dsa.train_indexer && config.dsa.indexer_loss_coeff != 0;
+  const bool learns = deepseek_v3::indexer_learns(shape, model.settings());
   text += learns ? fmt::format(", KL loss x {}", config.dsa.indexer_loss_coeff) : ", frozen";
   return config.dsa.hadamard ? text + ", Hadamard" : text;
 }
@@ -81,7 +82,7 @@ std::string startup_table(const JobConfig& config, const ResolvedModel& resolved
                                  with_commas(sizes.global * config.training.seq_len),
                                  sizes.micro_batches(), sizes.micro_batches() == 1 ? "" : "es"));
   table.row("attention",
-            fmt::format("MLA {}; indexer: {}", config.model.mla_form, indexer_text(config, shape)));
+            fmt::format("MLA {}; indexer: {}", config.model.mla_form, indexer_text(config, model)));
   table.row("experts", moe_text(config, shape));
   table.row("mtp", shape.num_nextn_predict_layers == 0
                        ? "off"

@@ -19,8 +19,10 @@ TrainedModel load_trained_model(const JobConfig& config, const std::string& chec
         folder.string());
   }
   const auto located = checkpoint::locate(checkpoint.empty() ? folder : fs::path(checkpoint));
-  TrainedModel trained = untrained_model(config);
-  trained.source = located.path.string();
+  const auto settings = model_settings(config, choose_device(config.training.device));
+  const auto shape = resolve_model(config).shape;
+  TrainedModel trained{std::make_unique<deepseek_v3::Model>(shape, settings),
+                       located.path.string()};
   if (located.ours) {
     load_model_tensors(*trained.model, checkpoint::load(located.path).tensors, trained.source);
   } else {

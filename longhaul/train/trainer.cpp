@@ -172,7 +172,8 @@ bool Trainer::may_update(const StepMetrics& metrics) const {
 }
 
 void Trainer::update(const deepseek_v3::StepStats& stats, double lr, double grad_norm) {
-  if (model_->settings().stage != IndexerStage::kDenseWarmup) update_router_biases(stats);
+  const auto stage = deepseek_v3::stage_of(model_->config(), model_->settings());
+  if (stage != IndexerStage::kDenseWarmup) update_router_biases(stats);
   optimizer_.step(lr, optim::clip_factor(grad_norm, config_.training.max_norm));
 }
 

@@ -37,6 +37,28 @@ at::Tensor selection_mask(const at::Tensor& indices_BSK) {
       .narrow(2, 0, S);
 }
 
+// Every expected gradient: in full, or its norm where the file holds "norm_of.<name>".
+void expect_gradients(const Tensors& actual, const Tensors& expected) {
+  for (const auto& [name, value] : expected) {
+    const bool only_norm = name.rfind("norm_of.", 0) == 0;
+    const auto found = actual.find(only_norm ? name.substr(8) : name);
+    ASSERT_NE(found, actual.end()) << name << " has no gradient";
+    if (only_norm) {
+      EXPECT_NEAR(found->second.to(at::kDouble).norm().item<double>() / value.item<double>(), 1,
+                  3e-6)
+          << name;
+    } else {
+      EXPECT_LT(relative_to_max(found->second, value), kGradientTolerance) << name;
+    }
+  }
+}
+
+void expect_indexer_losses(const v3::StepStats& stats, const at::Tensor& kl) {
+  for (int64_t i = 0; i < kl.size(0); ++i) {
+    EXPECT_NEAR(stats.indexer_loss.at(i).item<double>() / kl[i].item<double>(), 1, kKlTolerance);
+  }
+}
+
 TEST_P(Golden, ForwardEqualsTransformers) {
   const auto expected = load_golden("hf_" + variant() + "/forward.safetensors");
   auto model = golden_model("hf_" + variant(), settings());
@@ -85,25 +107,9 @@ TEST_P(Golden, GradientsEqualTransformersAndTorchtitan) {
   backward(forward_losses(*model, batch, ctx).total);
 
   const auto actual = gradients(*model);
-  size_t compared = 0;
-  for (const auto& [name, value] : expected) {
-    const bool only_norm = name.rfind("norm_of.", 0) == 0;
-    const auto found = actual.find(only_norm ? name.substr(8) : name);
-    ASSERT_NE(found, actual.end()) << name << " has no gradient";
-    if (only_norm) {
-      EXPECT_NEAR(found->second.to(at::kDouble).norm().item<double>() / value.item<double>(), 1,
-                  3e-6)
-          << name;
-    } else {
-      EXPECT_LT(relative_to_max(found->second, value), kGradientTolerance) << name;
-    }
-    ++compared;
-  }
-  EXPECT_EQ(compared, actual.size()) << "a gradient without a counterpart";
-  const auto kl = forward.at("kl_per_layer");
-  for (int64_t i = 0; i < kl.size(0); ++i) {
-    EXPECT_NEAR(stats.indexer_loss.at(i).item<double>() / kl[i].item<double>(), 1, kKlTolerance);
-  }
+  expect_gradients(actual, expected);
+  EXPECT_EQ(expected.size(), actual.size()) << "a gradient without a counterpart";
+  expect_indexer_losses(stats, forward.at("kl_per_layer"));
 }
 
 // The names whose gradients differ from the expected ones by more than `tolerance`.
@@ -179,10 +185,7 @@ TEST_P(Golden, DenseWarmupEqualsTorchtitan) {
     stats = {};
     forward_losses(*model, batch, ctx);
   }
-  const auto kl = forward.at("kl_per_layer");
-  for (int64_t i = 0; i < kl.size(0); ++i) {
-    EXPECT_NEAR(stats.indexer_loss.at(i).item<double>() / kl[i].item<double>(), 1, kKlTolerance);
-  }
+  expect_indexer_losses(stats, forward.at("kl_per_layer"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Variants, Golden,
@@ -218,22 +221,8 @@ TEST_P(GoldenMtp, EqualsTorchtitan) {
   EXPECT_NEAR(losses.by_tower[0], forward.at("loss").item<double>(), kLossTolerance);
   EXPECT_NEAR(losses.by_tower[1], forward.at("mtp_loss").item<double>(), kLossTolerance);
   const auto actual = gradients(*model);
-  for (const auto& [name, value] : expected) {
-    const bool only_norm = name.rfind("norm_of.", 0) == 0;
-    const auto found = actual.find(only_norm ? name.substr(8) : name);
-    ASSERT_NE(found, actual.end()) << name << " has no gradient";
-    if (only_norm) {
-      EXPECT_NEAR(found->second.to(at::kDouble).norm().item<double>() / value.item<double>(), 1,
-                  3e-6)
-          << name;
-    } else {
-      EXPECT_LT(relative_to_max(found->second, value), kGradientTolerance) << name;
-    }
-  }
-  const auto kl = forward.at("kl_per_layer");
-  for (int64_t i = 0; i < kl.size(0); ++i) {
-    EXPECT_NEAR(stats.indexer_loss.at(i).item<double>() / kl[i].item<double>(), 1, kKlTolerance);
-  }
+  expect_gradients(actual, expected);
+  expect_indexer_losses(stats, forward.at("kl_per_layer"));
   v3::ForwardContext eval;
   eval.pass = v3::Pass::kEvaluate;
   eval.counts = ctx.counts;

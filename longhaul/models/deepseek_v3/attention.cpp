@@ -15,10 +15,6 @@ namespace {
 // The latent norms keep their own epsilon, whatever rms_norm_eps says.
 constexpr double kLatentNormEps = 1e-6;
 
-nn::TensorSpec spec_of(const ModelSettings& settings) {
-  return {settings.param_dtype, settings.device};
-}
-
 // x [B, S, H, I] times weight [H, I, O] head by head: [B, S, H, O].
 Tensor by_head(const Tensor& x_BSHI, const Tensor& weight_HIO) {
   const int64_t B = x_BSHI.size(0), S = x_BSHI.size(1), H = x_BSHI.size(2);
@@ -38,14 +34,13 @@ Attention::Attention(int64_t layer, const ModelConfig& config, const ModelSettin
       scale_(softmax_scale(config)),
       indexer_loss_coeff_(settings.indexer_loss_coeff),
       form_(settings.mla_form),
-      stage_(config.has_indexer() ? settings.stage : IndexerStage::kOff),
-      train_indexer_(stage_ != IndexerStage::kOff && settings.train_indexer &&
-                     settings.indexer_loss_coeff != 0),
-      kv_a_proj_with_mqa_(config.hidden_size, latent_ + rope_, spec_of(settings)),
-      kv_a_layernorm_(latent_, kLatentNormEps, spec_of(settings)),
-      kv_b_proj_(latent_, heads_ * (nope_ + value_), spec_of(settings)),
-      o_proj_(heads_ * value_, config.hidden_size, spec_of(settings)) {
-  const auto spec = spec_of(settings);
+      stage_(stage_of(config, settings)),
+      train_indexer_(indexer_learns(config, settings)),
+      kv_a_proj_with_mqa_(config.hidden_size, latent_ + rope_, parameter_spec(settings)),
+      kv_a_layernorm_(latent_, kLatentNormEps, parameter_spec(settings)),
+      kv_b_proj_(latent_, heads_ * (nope_ + value_), parameter_spec(settings)),
+      o_proj_(heads_ * value_, config.hidden_size, parameter_spec(settings)) {
+  const auto spec = parameter_spec(settings);
   const int64_t query_width = heads_ * (nope_ + rope_);
   if (config.q_lora_rank > 0) {
     add_child("q_a_proj", q_a_proj_.emplace(config.hidden_size, config.q_lora_rank, spec));

@@ -65,9 +65,8 @@ ParameterCounts count_parameters(const ModelConfig& config) {
 double training_flops_per_sequence(const ModelConfig& c, const ModelSettings& settings,
                                    int64_t seq_len) {
   const double S = static_cast<double>(seq_len);
-  const auto stage = c.has_indexer() ? settings.stage : IndexerStage::kOff;
-  const bool learns =
-      stage != IndexerStage::kOff && settings.train_indexer && settings.indexer_loss_coeff != 0;
+  const auto stage = stage_of(c, settings);
+  const bool learns = indexer_learns(c, settings);
   const double all_pairs = selected_pairs(seq_len, seq_len);
   const bool sparse = stage == IndexerStage::kSparse;
   const double pairs = sparse ? selected_pairs(seq_len, c.index_topk) : all_pairs;

@@ -11,10 +11,6 @@
 namespace longhaul::deepseek_v3 {
 namespace {
 
-nn::TensorSpec spec_of(const ModelSettings& settings) {
-  return {settings.param_dtype, settings.device};
-}
-
 bool is_indexer(const std::string& name) { return name.find(".indexer.") != std::string::npos; }
 
 bool ends_with(const std::string& name, const std::string& suffix) {
@@ -26,8 +22,8 @@ bool ends_with(const std::string& name, const std::string& suffix) {
 
 Block::Block(int64_t layer, const ModelConfig& config, const ModelSettings& settings)
     : layer_(layer),
-      input_layernorm_(config.hidden_size, config.rms_norm_eps, spec_of(settings)),
-      post_attention_layernorm_(config.hidden_size, config.rms_norm_eps, spec_of(settings)),
+      input_layernorm_(config.hidden_size, config.rms_norm_eps, parameter_spec(settings)),
+      post_attention_layernorm_(config.hidden_size, config.rms_norm_eps, parameter_spec(settings)),
       self_attn_(layer, config, settings) {
   add_child("input_layernorm", input_layernorm_);
   add_child("self_attn", self_attn_);
@@ -35,7 +31,8 @@ Block::Block(int64_t layer, const ModelConfig& config, const ModelSettings& sett
   if (config.is_moe_layer(layer)) {
     add_child("mlp", moe_.emplace(layer, config, settings));
   } else {
-    add_child("mlp", mlp_.emplace(config.hidden_size, config.intermediate_size, spec_of(settings)));
+    add_child("mlp",
+              mlp_.emplace(config.hidden_size, config.intermediate_size, parameter_spec(settings)));
   }
 }
 
@@ -49,15 +46,15 @@ Tensor Block::forward(const Tensor& x_BSD, const Sequence& sequence,
 
 MtpModule::MtpModule(int64_t layer, const ModelConfig& config, const ModelSettings& settings)
     : Block(layer, config, settings),
-      enorm_(config.hidden_size, config.rms_norm_eps, spec_of(settings)),
-      hnorm_(config.hidden_size, config.rms_norm_eps, spec_of(settings)),
-      eh_proj_(2 * config.hidden_size, config.hidden_size, spec_of(settings)) {
+      enorm_(config.hidden_size, config.rms_norm_eps, parameter_spec(settings)),
+      hnorm_(config.hidden_size, config.rms_norm_eps, parameter_spec(settings)),
+      eh_proj_(2 * config.hidden_size, config.hidden_size, parameter_spec(settings)) {
   add_child("enorm", enorm_);
   add_child("hnorm", hnorm_);
   add_child("eh_proj", eh_proj_);
   if (settings.mtp_own_norm) {
     add_child("shared_head.norm",
-              own_norm_.emplace(config.hidden_size, config.rms_norm_eps, spec_of(settings)));
+              own_norm_.emplace(config.hidden_size, config.rms_norm_eps, parameter_spec(settings)));
   }
 }
 
@@ -71,9 +68,9 @@ Model::Model(const ModelConfig& config, const ModelSettings& settings)
     : config_(config),
       settings_(settings),
       rope_(config),
-      embed_tokens_(config.vocab_size, config.hidden_size, spec_of(settings)),
-      norm_(config.hidden_size, config.rms_norm_eps, spec_of(settings)),
-      lm_head_(config.hidden_size, config.vocab_size, spec_of(settings)) {
+      embed_tokens_(config.vocab_size, config.hidden_size, parameter_spec(settings)),
+      norm_(config.hidden_size, config.rms_norm_eps, parameter_spec(settings)),
+      lm_head_(config.hidden_size, config.vocab_size, parameter_spec(settings)) {
   add_child("model.embed_tokens", embed_tokens_);
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     layers_.push_back(std::make_unique<Block>(i, config, settings));
@@ -90,12 +87,10 @@ Model::Model(const ModelConfig& config, const ModelSettings& settings)
 
 // A parameter that does not learn has no gradient at all, so the optimizer leaves it alone.
 void Model::freeze_idle_parameters() {
-  const bool has_stage = config_.has_indexer() && settings_.stage != IndexerStage::kOff;
-  const bool indexer_learns =
-      has_stage && settings_.train_indexer && settings_.indexer_loss_coeff != 0;
-  const bool trunk_learns = !(has_stage && settings_.stage == IndexerStage::kDenseWarmup);
+  const bool indexer = indexer_learns(config_, settings_);
+  const bool trunk = stage_of(config_, settings_) != IndexerStage::kDenseWarmup;
   for (auto& parameter : parameters()) {
-    parameter.tensor->set_requires_grad(is_indexer(parameter.name) ? indexer_learns : trunk_learns);
+    parameter.tensor->set_requires_grad(is_indexer(parameter.name) ? indexer : trunk);
   }
 }
 

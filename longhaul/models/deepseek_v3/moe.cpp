@@ -11,10 +11,6 @@
 namespace longhaul::deepseek_v3 {
 namespace {
 
-nn::TensorSpec spec_of(const ModelSettings& settings) {
-  return {settings.param_dtype, settings.device};
-}
-
 // The router's bias stays fp32 (fp64 in fp64) whatever the weights are.
 nn::TensorSpec bias_spec(const ModelSettings& settings) {
   return {settings.param_dtype == at::kDouble ? at::kDouble : at::kFloat, settings.device};
@@ -61,7 +57,7 @@ Router::Router(int64_t layer, const ModelConfig& config, const ModelSettings& se
                .normalize = config.norm_topk_prob,
                .scale = config.routed_scaling_factor} {
   add_parameter("weight", weight_, {num_experts_, config.hidden_size}, nn::Init::kNormal,
-                spec_of(settings));
+                parameter_spec(settings));
   if (!options_.softmax) {
     add_buffer("e_score_correction_bias", e_score_correction_bias_, {num_experts_},
                bias_spec(settings));
@@ -105,14 +101,14 @@ Moe::Moe(int64_t layer, const ModelConfig& config, const ModelSettings& settings
       balance_coeff_(settings.sequence_balance_loss_coeff),
       z_coeff_(settings.z_loss_coeff),
       router_(layer, config, settings),
-      experts_(config, spec_of(settings)) {
+      experts_(config, parameter_spec(settings)) {
   add_child("gate", router_);
   add_child("experts", experts_);
   if (config.n_shared_experts > 0) {
     add_child("shared_experts",
               shared_experts_.emplace(config.hidden_size,
                                       config.moe_intermediate_size * config.n_shared_experts,
-                                      spec_of(settings)));
+                                      parameter_spec(settings)));
   }
 }
 

@@ -4,6 +4,9 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include "longhaul/models/deepseek_v3/model_config.h"
+#include "longhaul/nn/module.h"
+
 namespace longhaul::deepseek_v3 {
 
 // The two training stages of the indexer (DeepSeek-V3.2 report, section 2.1.1), and none.
@@ -35,5 +38,20 @@ struct ModelSettings {
   bool mtp_after_norm = false;  // MTP takes the hidden state after the final norm
   bool mtp_own_norm = false;    // each MTP module has a final norm of its own
 };
+
+// Dtype and device of the parameters.
+inline nn::TensorSpec parameter_spec(const ModelSettings& settings) {
+  return {settings.param_dtype, settings.device};
+}
+
+// The stage that a model of this shape is in: without an indexer there is none.
+inline IndexerStage stage_of(const ModelConfig& config, const ModelSettings& settings) {
+  return config.has_indexer() ? settings.stage : IndexerStage::kOff;
+}
+
+inline bool indexer_learns(const ModelConfig& config, const ModelSettings& settings) {
+  return stage_of(config, settings) != IndexerStage::kOff && settings.train_indexer &&
+         settings.indexer_loss_coeff != 0;
+}
 
 }  // namespace longhaul::deepseek_v3
