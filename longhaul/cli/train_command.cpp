@@ -42,12 +42,11 @@ void add_train_command(CLI::App& app) {
       "Train the model of a job; the same command goes on where a run stopped\n  longhaul train "
       "job.toml [--section.key value ...]\n  `longhaul config keys` lists the keys");
   command->allow_extras();
-  command->footer("");  // the program's own, which commands inherit
-  command->footer([] {  // made only when asked for
-    return "Keys, each given as --section.key value:\n\n" + keys_text("") +
-           "\nExample:\n  longhaul train configs/quickstart.toml --training.steps 100 "
-           "--optimizer.lr 1e-4";
-  });
+  // Printed before the example, and made only when asked for.
+  command->footer([] { return "Keys, each given as --section.key value:\n\n" + keys_text(""); });
+  command->footer(
+      "Example:\n  longhaul train configs/quickstart.toml --training.steps 100 --optimizer.lr "
+      "1e-4");
   command->callback([command] { train(*command); });
 }
 
