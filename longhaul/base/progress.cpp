@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <iostream>
 
@@ -14,6 +15,9 @@ namespace {
 constexpr double kTerminalInterval = 0.1, kPlainInterval = 10.0;  // seconds
 constexpr const char* kEraseLine = "\r\x1b[2K";
 constexpr const char *kDim = "\x1b[2m", *kPlain = "\x1b[0m";
+
+// A line on the terminal awaits its end. A terminal has one last line, so a process has one of these.
+std::atomic<bool> line_is_open = false;
 
 }  // namespace
 
@@ -40,16 +44,20 @@ ProgressLine::ProgressLine(std::string label, int64_t total, Unit unit, Output o
       next_(started_ + (output_.terminal ? kTerminalInterval : kPlainInterval)) {}
 
 ProgressLine::~ProgressLine() {
-  if (open_) output_.write("\n");
+  if (output_.terminal && line_is_open.exchange(false)) output_.write("\n");
 }
 
-void ProgressLine::update(int64_t done) {
+void ProgressLine::erase_open_line() {
+  if (line_is_open.exchange(false)) std::cerr << kEraseLine << std::flush;
+}
+
+void ProgressLine::update(int64_t done, const std::string& detail) {
   const std::lock_guard lock(mutex_);
   done_ = done;
   const double now = output_.seconds();
   if (finished_ || now < next_) return;
   next_ = now + (output_.terminal ? kTerminalInterval : kPlainInterval);
-  show(text(done, now - started_), false);
+  show(text(done, now - started_, detail), false);
 }
 
 void ProgressLine::finish() {
@@ -66,15 +74,16 @@ std::string ProgressLine::amount(int64_t value) const {
   return unit_ == Unit::kBytes ? human_bytes(static_cast<double>(value)) : with_commas(value);
 }
 
-std::string ProgressLine::text(int64_t done, double elapsed) const {
+std::string ProgressLine::text(int64_t done, double elapsed, const std::string& detail) const {
   const double rate = elapsed > 0 ? static_cast<double>(done) / elapsed : 0;
   std::string line = fmt::format("{}: {}", label_, amount(done));
   if (total_ > 0) {
     line += fmt::format(" of {} ({:.0f}%)", amount(total_),
                         100.0 * static_cast<double>(done) / static_cast<double>(total_));
   }
-  std::string details = fmt::format(", {}/s", amount(static_cast<int64_t>(rate)));
-  if (total_ > 0 && rate > 0) {
+  std::string details =
+      ", " + (detail.empty() ? amount(static_cast<int64_t>(rate)) + "/s" : detail);
+  if (detail.empty() && total_ > 0 && rate > 0) {
     details += fmt::format(", {} left", human_seconds(static_cast<double>(total_ - done) / rate));
   }
   return output_.color ? line + kDim + details + kPlain : line + details;
@@ -83,7 +92,7 @@ std::string ProgressLine::text(int64_t done, double elapsed) const {
 void ProgressLine::show(const std::string& line, bool last) {
   output_.write((output_.terminal ? kEraseLine : "") + line +
                 (last || !output_.terminal ? "\n" : ""));
-  open_ = output_.terminal && !last;
+  line_is_open = output_.terminal && !last;
 }
 
 }  // namespace longhaul

@@ -32,12 +32,17 @@ class ProgressLine {
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   // `done` out of the total; cheap enough for tight loops, may be called from several threads.
-  void update(int64_t done);
+  // `detail` stands where rate and time left would.
+  void update(int64_t done, const std::string& detail = "");
   // The last line: what was done, how long it took and the mean rate. Later calls do nothing.
   void finish();
 
+  // Erases the line that is open on the terminal, if one is, so that another text can take its
+  // place; the next update writes it anew. The logger does so before each of its lines.
+  static void erase_open_line();
+
  private:
-  std::string text(int64_t done, double elapsed) const;
+  std::string text(int64_t done, double elapsed, const std::string& detail) const;
   std::string amount(int64_t value) const;
   void show(const std::string& line, bool last);
 
@@ -49,7 +54,6 @@ class ProgressLine {
   std::mutex mutex_;
   double next_;  // earliest time of the next line
   int64_t done_ = 0;
-  bool open_ = false;  // a line on the terminal awaits its end
   bool finished_ = false;
 };
 

@@ -103,6 +103,11 @@ std::string to_line(const StepMetrics& m, int64_t steps, double seconds_left) {
   return line + fmt::format("  ETA {}", human_seconds(seconds_left));
 }
 
+std::string short_line(const StepMetrics& m, double seconds_left) {
+  return fmt::format("loss {:.4f}, {} tokens/s, {} left", m.loss,
+                     with_commas(std::llround(m.tokens_per_second)), human_seconds(seconds_left));
+}
+
 MetricsLog::MetricsLog(const std::filesystem::path& path, int64_t last_step) : path_(path) {
   create_folders(path.parent_path());
   if (last_step == 0) move_aside(path);

@@ -41,8 +41,9 @@ struct StepMetrics {
 // Non-finite numbers become the strings "nan", "inf" and "-inf", so that the text stays valid JSON.
 nlohmann::ordered_json to_json(const StepMetrics& metrics);
 
-// The console's line.
+// The console's line, and what of it a terminal's progress line has room for.
 std::string to_line(const StepMetrics& metrics, int64_t steps, double seconds_left);
+std::string short_line(const StepMetrics& metrics, double seconds_left);
 
 // metrics.jsonl of a run folder, opened for appending.
 class MetricsLog {

@@ -1,11 +1,13 @@
 #include "longhaul/train/run.h"
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/file.h"
 #include "longhaul/base/log.h"
+#include "longhaul/base/progress.h"
 #include "longhaul/base/text.h"
 #include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/config/capability.h"
@@ -98,6 +100,7 @@ class Run {
   void open_validation();
   void after_step(StepMetrics& metrics);
   void report(const StepMetrics& metrics);
+  double seconds_left() const;
   bool is_last() const { return trainer_.progress().step >= config_.training.steps; }
   bool wants_to_stop() const;
   bool due(int64_t every) const { return every > 0 && trainer_.progress().step % every == 0; }
@@ -112,6 +115,7 @@ class Run {
   int64_t first_step_ = 0;
   std::unique_ptr<data::Dataset> validation_;
   std::unique_ptr<MetricsLog> metrics_;
+  std::unique_ptr<ProgressLine> progress_line_;  // only on a terminal
 };
 
 Outcome Run::execute() {
@@ -165,6 +169,10 @@ void Run::prepare() {
     write_atomic(folder / *config_.job.save_config_file, to_toml(config_));
   }
   log::info("{}\n{}", config_.job.description, startup_table(config_, resolved_, trainer_));
+  if (const auto output = ProgressLine::standard_error(); output.terminal) {
+    progress_line_ = std::make_unique<ProgressLine>("training", config_.training.steps,
+                                                    ProgressLine::Unit::kCount, output);
+  }
   start_ = Clock::now();
 }
 
@@ -207,13 +215,22 @@ void Run::after_step(StepMetrics& metrics) {
   report(metrics);
 }
 
+// Until the last step, or until training.max_minutes ends the run.
+double Run::seconds_left() const {
+  const int64_t step = trainer_.progress().step;
+  const double elapsed = seconds_since(start_);
+  const double per_step = elapsed / static_cast<double>(step - first_step_);
+  const double left = per_step * static_cast<double>(config_.training.steps - step);
+  const double limit = 60 * config_.training.max_minutes;
+  return limit > 0 ? std::clamp(limit - elapsed, 0.0, left) : left;
+}
+
 void Run::report(const StepMetrics& metrics) {
+  if (progress_line_) progress_line_->update(metrics.step, short_line(metrics, seconds_left()));
   const bool first = metrics.step == first_step_ + 1;
   const bool remarkable = first || is_last() || metrics.validation || metrics.skipped;
   if (!remarkable && !due(config_.metrics.log_freq)) return;
-  const double per_step = seconds_since(start_) / static_cast<double>(metrics.step - first_step_);
-  const double left = per_step * static_cast<double>(config_.training.steps - metrics.step);
-  const auto line = to_line(metrics, config_.training.steps, left);
+  const auto line = to_line(metrics, config_.training.steps, seconds_left());
   metrics.skipped ? log::warn("{}", line) : log::info("{}", line);
 }
 

@@ -55,6 +55,26 @@ TEST(Progress, ATerminalsLineIsRewrittenTenTimesASecond) {
   EXPECT_EQ(screen.written[2], "\n");  // destroyed while a line was open
 }
 
+TEST(Progress, DetailInPlaceOfTheRate) {
+  Screen screen;
+  ProgressLine line("training", 8, ProgressLine::Unit::kCount, screen.output(true, false));
+  screen.now = 1;
+  line.update(2, "loss 4.5");
+  EXPECT_THAT(screen.written, ElementsAre(HasSubstr("training: 2 of 8 (25%), loss 4.5")));
+  EXPECT_THAT(screen.written[0], Not(HasSubstr("/s")));
+}
+
+TEST(Progress, AnErasedLineIsNotEndedTwice) {
+  Screen screen;
+  {
+    ProgressLine line("training", 8, ProgressLine::Unit::kCount, screen.output(true, false));
+    screen.now = 1;
+    line.update(2);
+    ProgressLine::erase_open_line();
+  }
+  EXPECT_EQ(screen.written.size(), 1u);
+}
+
 TEST(Progress, ColorOnlyWhereItIsAskedFor) {
   for (const bool color : {false, true}) {
     Screen screen;

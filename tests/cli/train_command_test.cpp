@@ -1,4 +1,6 @@
 // A whole small life through the program, and what a picky user tries with settings that are fine.
+#include <poll.h>
+
 #include <algorithm>
 #include <cmath>
 #include <thread>
@@ -13,6 +15,7 @@ using test::Program;
 using test::slurp;
 using test::Words;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -253,9 +256,18 @@ std::string on_a_terminal(const Words& words, test::ProgramOptions options) {
   if (!terminal.valid() || grantpt(terminal.get()) != 0 || unlockpt(terminal.get()) != 0) return "";
   options.err = ptsname(terminal.get());
   const FileDescriptor other_end = open_file(options.err, O_RDWR | O_NOCTTY, "open");
-  Program(words, options).wait();
-  std::string text(4096, '\0');
-  text.resize(static_cast<size_t>(std::max<ssize_t>(0, read(terminal.get(), text.data(), 4096))));
+  Program program(words, options);
+  std::string text;
+  pollfd readable = {terminal.get(), POLLIN, 0};
+  // Read while it runs: a terminal holds only 4 KiB.
+  for (bool running = true; running || poll(&readable, 1, 0) == 1;) {
+    running = program.running();
+    if (poll(&readable, 1, /*ms=*/20) != 1) continue;
+    char part[4096];
+    const ssize_t size = read(terminal.get(), part, sizeof part);
+    if (size <= 0) break;
+    text.append(part, static_cast<size_t>(size));
+  }
   return text;
 }
 
@@ -269,6 +281,24 @@ TEST_F(TrainCommand, ColourOnATerminalUnlessUnwanted) {
   EXPECT_THAT(coloured, AllOf(HasSubstr("nothing to do"), HasSubstr("\x1b[")));
   const Words never = {"train", "job.toml", "--metrics.disable_color_printing"};
   EXPECT_THAT(on_a_terminal(never, here({"NO_COLOR=", "TERM=xterm"})), Not(HasSubstr("\x1b")));
+}
+
+TEST_F(TrainCommand, ATerminalShowsAProgressLine) {
+  const Words words = {"train",
+                       "job.toml",
+                       "--training.steps",
+                       "100",
+                       "--validation.no_enable",
+                       "--checkpoint.no_enable",
+                       "--metrics.log_freq",
+                       "1000"};
+  const std::string shown = on_a_terminal(words, here({"NO_COLOR=1", "TERM=xterm"}));
+  if (shown.empty()) GTEST_SKIP() << "no terminal can be opened here";
+  // Rewritten in place, and the log's last line takes its place.
+  EXPECT_THAT(shown, ContainsRegex("\r\x1b.2Ktraining: [0-9]+ of 100 .[0-9]+%., loss [0-9.]+, "
+                                   "[0-9,]+ tokens/s, [^\r\n]* left\r\x1b"));
+  EXPECT_THAT(shown, ContainsRegex("left\r\x1b.2K.[0-9:]+. step 100/100"));
+  EXPECT_THAT(run(words).err, Not(HasSubstr("training: ")));
 }
 
 TEST_F(TrainCommand, LostOutputIsAnError) {
