@@ -1,7 +1,9 @@
-// The whole model on the Meta device: shapes without memory, for planning. Forward and backward
-// run, and every parameter that learns gets a gradient of its shape.
+// A whole step on the Meta device: shapes without memory, for planning. Forward, backward, the
+// routers' biases and AdamW run, and every parameter that learns gets a gradient of its shape.
 #include <gmock/gmock.h>
 
+#include "longhaul/optim/adam_w.h"
+#include "longhaul/optim/router_bias.h"
 #include "tests/models/tiny_model.h"
 
 namespace longhaul::testing {
@@ -26,7 +28,27 @@ v3::Batch meta_batch(const v3::ModelConfig& config, int64_t S) {
   return v3::prepare_batch(ids, ids, positions.contiguous(), S).to(at::kMeta);
 }
 
-// Parameters without a gradient of their shape, dtype and device after forward and backward.
+// The update after the backward pass. Moments are of their parameter's shape and without memory.
+void update(v3::Model& model, const v3::StepStats& stats) {
+  for (auto& [layer, router] : model.routers()) {
+    if (!router->bias().defined()) continue;  // a softmax router has none
+    optim::update_router_bias(router->bias(), stats.expert_counts.at(layer), 1e-3, true);
+    EXPECT_TRUE(router->bias().is_meta());
+  }
+  optim::AdamW optimizer(model.parameters(), {});
+  optimizer.step(/*lr=*/1e-3, /*grad_scale=*/0.5);
+  size_t learning = 0;
+  for (const auto& parameter : model.parameters()) {
+    if (!parameter.tensor->requires_grad()) continue;
+    ++learning;
+    const auto& state = optimizer.state().at(parameter.name);
+    EXPECT_TRUE(state.exp_avg.is_meta() && state.exp_avg_sq.is_meta()) << parameter.name;
+    EXPECT_EQ(state.exp_avg.sizes(), parameter.tensor->sizes()) << parameter.name;
+  }
+  EXPECT_EQ(optimizer.state().size(), learning);
+}
+
+// Parameters without a gradient of their shape, dtype and device after a step.
 std::vector<std::string> without_gradient(const v3::ModelConfig& config,
                                           const v3::ModelSettings& settings, int64_t S) {
   v3::Model model(config, settings);
@@ -53,7 +75,7 @@ std::vector<std::string> without_gradient(const v3::ModelConfig& config,
                       grad.scalar_type() == parameter.tensor->scalar_type();
     if (fine != parameter.tensor->requires_grad()) names.push_back(parameter.name);
   }
-  for (const auto& [layer, counts] : stats.expert_counts) EXPECT_TRUE(counts.is_meta());
+  update(model, stats);
   return names;
 }
 
