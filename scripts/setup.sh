@@ -22,10 +22,12 @@ missing_packages() {
   done
 }
 
-# Runs a command with its output in a log; on a terminal one line says for how long it has run.
+# Runs a command with its output in a log; on a terminal one line says for how long it has run,
+# elsewhere a plain line says what has begun.
 run_phase() {
   local label="$1" log started pid
   shift
+  [ -t 2 ] || say "$label ..."
   log="$(mktemp)"
   started=$SECONDS
   "$@" >"$log" 2>&1 &
@@ -56,7 +58,10 @@ install_packages() {
     return
   fi
   if [ "$(id -u)" -ne 0 ]; then
-    if ! command -v sudo >/dev/null || ! sudo -n true 2>/dev/null; then
+    # Without somebody to type a password it must not be asked for.
+    local check=(sudo -n true)
+    if [ -t 0 ]; then check=(sudo -v); fi
+    if ! command -v sudo >/dev/null || ! "${check[@]}"; then
       say "packages are missing and this user may not install them; ask an administrator for:" >&2
       echo "  apt-get install -y --no-install-recommends ${missing[*]}" >&2
       exit 1
