@@ -27,16 +27,22 @@ struct ProgramOptions {
   std::string out, err;                  // files that stdout and stderr go to instead of being kept
 };
 
-// `longhaul words...`, running beside the test.
+// The built program's path; a failure of the test if it is not known.
+inline std::string longhaul_binary() {
+  const char* binary = std::getenv("LONGHAUL_BINARY");
+  if (!binary) {
+    ADD_FAILURE() << "set LONGHAUL_BINARY to the program, or run the test through ctest";
+  }
+  return binary ? binary : "";
+}
+
+// `longhaul words...`, running beside the test; `executable` puts another program in its place.
 class Program {
  public:
-  explicit Program(const std::vector<std::string>& words, const ProgramOptions& options = {}) {
-    const char* binary = std::getenv("LONGHAUL_BINARY");
-    if (!binary) {
-      ADD_FAILURE() << "set LONGHAUL_BINARY to the program, or run the test through ctest";
-      return;
-    }
-    std::vector<std::string> all = {binary}, settings = options.environment;
+  explicit Program(const std::vector<std::string>& words, const ProgramOptions& options = {},
+                   const std::string& executable = longhaul_binary()) {
+    if (executable.empty()) return;
+    std::vector<std::string> all = {executable}, settings = options.environment;
     all.insert(all.end(), words.begin(), words.end());
     std::vector<char*> arguments;
     for (auto& word : all) arguments.push_back(word.data());
@@ -50,7 +56,7 @@ class Program {
     dup2(open(out.c_str(), O_CREAT | O_WRONLY, 0600), 1);
     dup2(open(err.c_str(), O_CREAT | O_WRONLY, 0600), 2);
     if (options.folder.empty() || chdir(options.folder.c_str()) == 0) {
-      execv(binary, arguments.data());
+      execv(executable.c_str(), arguments.data());
     }
     _exit(127);
   }
@@ -89,6 +95,11 @@ class Program {
 inline ProgramResult run_longhaul(const std::vector<std::string>& words,
                                   const std::string& folder = "") {
   return Program(words, {.folder = folder, .environment = {}, .out = {}, .err = {}}).wait();
+}
+
+// `bash -c command` to its end.
+inline ProgramResult shell(const std::string& command, const ProgramOptions& options = {}) {
+  return Program({"-c", command}, options, "/bin/bash").wait();
 }
 
 // The results of several commands that have nothing to do with each other, two at a time: most of
