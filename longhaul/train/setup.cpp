@@ -3,6 +3,8 @@
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 
+#include <cstdlib>
+
 #include "longhaul/base/error.h"
 
 namespace longhaul::train {
@@ -38,6 +40,17 @@ at::Device choose_device(const std::string& wanted) {
   }
   return wanted == "cuda" || (wanted == "auto" && has_cuda) ? at::Device(at::kCUDA, 0)
                                                             : at::Device(at::kCPU);
+}
+
+void set_determinism(const JobConfig& config) {
+  const bool on = config.debug.deterministic;
+  auto& context = at::globalContext();
+  context.setDeterministicAlgorithms(on, config.debug.deterministic_warn_only);
+  context.setDeterministicCuDNN(on);
+  if (!on) return;
+  context.setBenchmarkCuDNN(false);
+  constexpr int kKeepTheUsers = 0;
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", kKeepTheUsers);
 }
 
 deepseek_v3::ModelSettings model_settings(const JobConfig& config, at::Device device) {

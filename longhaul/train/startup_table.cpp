@@ -77,6 +77,11 @@ std::string startup_table(const JobConfig& config, const ResolvedModel& resolved
                                    c10::toString(settings.compute_dtype), settings.device.str(),
                                    c10::toString(settings.param_dtype), at::get_num_threads(),
                                    trainer.peak_flops() / 1e9));
+  if (config.debug.deterministic) {
+    table.row("determinism",
+              fmt::format("only deterministic algorithms, else {}",
+                          config.debug.deterministic_warn_only ? "a warning" : "an error"));
+  }
   table.row("batch", fmt::format("{} rows of {} = {} tokens a step, {} micro-batch{}", sizes.global,
                                  config.training.seq_len,
                                  with_commas(sizes.global * config.training.seq_len),

@@ -83,6 +83,32 @@ TEST(Run, DumpHoldsGradientsParametersAndLosses) {
   EXPECT_NEAR(dump.at("loss").item<double>(), job.metrics()[0]["loss"].get<double>(), 1e-12);
 }
 
+// Whether libtorch still runs an operator that has no deterministic algorithm.
+bool runs_a_nondeterministic_operator() {
+  try {
+    at::max_unpool2d(at::ones({1, 1, 1}), at::zeros({1, 1, 1}, at::kLong), {2, 2});
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+TEST(Run, DeterministicLeavesNoOtherAlgorithms) {
+  const GoldenJob strict("hf_base", batches()), lenient("hf_base", batches()),
+      plain("hf_base", batches());
+  run(strict.config({"--training.steps", "2", "--debug.deterministic"}));
+  EXPECT_FALSE(runs_a_nondeterministic_operator());
+  run(lenient.config(
+      {"--training.steps", "2", "--debug.deterministic", "--debug.deterministic_warn_only"}));
+  EXPECT_TRUE(runs_a_nondeterministic_operator());
+  EXPECT_TRUE(at::globalContext().deterministicAlgorithms());
+  run(plain.config({"--training.steps", "2"}));
+  EXPECT_FALSE(at::globalContext().deterministicAlgorithms());
+  // On a CPU the numbers are the same: everything was deterministic before.
+  EXPECT_EQ(strict.metrics()[1]["loss"], plain.metrics()[1]["loss"]);
+  EXPECT_EQ(lenient.metrics()[1]["loss"], plain.metrics()[1]["loss"]);
+}
+
 // A learning rate that ends in infinities by the second or third step.
 const Overrides kExploding = {"--optimizer.lr",        "1e30", "--training.max_norm", "inf",
                               "--checkpoint.interval", "1"};
