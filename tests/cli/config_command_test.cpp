@@ -40,6 +40,8 @@ TEST_F(ConfigCommand, Version) {
   for (const char* row : {"compiler ", "CUDA ", "threads "}) {
     EXPECT_TRUE(contains(result.out, row)) << row;
   }
+  EXPECT_TRUE(contains(result.out, "\nmatmul     fp32 by " + test::expected_fp32_kernels() + "\n"))
+      << result.out;
 }
 
 struct Mistake {

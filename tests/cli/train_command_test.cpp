@@ -56,6 +56,13 @@ TEST_F(TrainCommand, WhatTrainingLeavesBehind) {
   EXPECT_FALSE(fs::exists(path("run/checkpoint/step-6/optimizer-00001.safetensors")));
 }
 
+TEST_F(TrainCommand, TheTableSaysWhoseProductsTheseAre) {
+  EXPECT_THAT(train_only({"--training.steps", "1"}).err,
+              HasSubstr("  matmul        fp32 by " + test::expected_fp32_kernels() + "\n"));
+  EXPECT_THAT(train_only({"--training.steps", "1", "--training.dtype", "float64"}).err,
+              Not(HasSubstr("matmul  ")));
+}
+
 TEST_F(TrainCommand, TheResolvedJobGivesTheSameRun) {
   expect_trained(train({"--optimizer.lr", "2e-3", "--training.steps", "3"}));
   expect_trained(run({"train", "run/job.toml", "--job.dump_folder", "again"}));
