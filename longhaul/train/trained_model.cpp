@@ -5,6 +5,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/locate.h"
+#include "longhaul/train/device.h"
 #include "longhaul/train/trainer.h"
 
 namespace longhaul::train {

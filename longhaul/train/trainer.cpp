@@ -8,11 +8,11 @@
 #include <cmath>
 
 #include "longhaul/base/error.h"
-#include "longhaul/base/system.h"
 #include "longhaul/models/deepseek_v3/flops.h"
 #include "longhaul/optim/gradients.h"
 #include "longhaul/optim/router_bias.h"
 #include "longhaul/train/data_source.h"
+#include "longhaul/train/device.h"
 #include "longhaul/train/dump.h"
 #include "longhaul/train/guard.h"
 #include "longhaul/train/losses.h"
@@ -96,11 +96,12 @@ StepMetrics Trainer::step() {
   }
   clear_gradients();
 
+  synchronize(device_);
   const double seconds = seconds_since(start);
   metrics.tokens = progress_.tokens;
   metrics.tokens_per_second = static_cast<double>(data.counts.tokens[0]) / seconds;
   metrics.mfu = flops_per_step_ / seconds / peak_flops_;
-  metrics.memory_peak_bytes = peak_memory_bytes();
+  metrics.memory_peak_bytes = peak_device_memory_bytes(device_);
   metrics.time = unix_time();
   return metrics;
 }

@@ -63,6 +63,18 @@ TEST_F(TrainCommand, TheTableSaysWhoseProductsTheseAre) {
               Not(HasSubstr("matmul  ")));
 }
 
+// Of the GPU, which libtorch takes in blocks of 2 MiB, and not of the process.
+TEST_F(TrainCommand, TheMemoryIsTheGpus) {
+  const auto result = train_only({"--training.device", "cuda"});
+  if (result.status != 0 && result.err.find("no CUDA device") != std::string::npos) {
+    GTEST_SKIP() << "this machine has no CUDA device";
+  }
+  expect_trained(result);
+  const auto bytes = metrics().back()["memory_peak_bytes"].get<int64_t>();
+  EXPECT_GT(bytes, 0);
+  EXPECT_EQ(bytes % (2 << 20), 0) << bytes;
+}
+
 TEST_F(TrainCommand, TheResolvedJobGivesTheSameRun) {
   expect_trained(train({"--optimizer.lr", "2e-3", "--training.steps", "3"}));
   expect_trained(run({"train", "run/job.toml", "--job.dump_folder", "again"}));
