@@ -63,7 +63,7 @@ std::string startup_table(const JobConfig& config, const ResolvedModel& resolved
                           Trainer& trainer) {
   const auto& shape = resolved.shape;
   const auto& model = trainer.model();
-  const auto counts = deepseek_v3::count_parameters(shape);
+  const auto counts = deepseek_v3::count_parameters(shape, model.settings());
   const auto sizes = batch_sizes(config);
   const int64_t trained = trained_bytes(model);
   const auto& settings = model.settings();
