@@ -16,6 +16,14 @@ set(LONGHAUL_CUDA "auto" CACHE STRING "Link libtorch's CUDA libraries into the b
 set_property(CACHE LONGHAUL_CUDA PROPERTY STRINGS auto on off)
 set(LONGHAUL_LIBTORCH "$ENV{LONGHAUL_LIBTORCH}" CACHE PATH
     "Another libtorch: the folder that holds include/ and lib/ (default: the one of scripts/setup.sh)")
+# A variable of the environment that has another value than at the last configure counts as a wish.
+set(_libtorch "$ENV{LONGHAUL_LIBTORCH}")
+if(_libtorch AND DEFINED LONGHAUL_LIBTORCH_ENV AND NOT _libtorch STREQUAL LONGHAUL_LIBTORCH_ENV)
+  set_property(CACHE LONGHAUL_LIBTORCH PROPERTY VALUE "${_libtorch}")
+endif()
+if(_libtorch OR NOT DEFINED LONGHAUL_LIBTORCH_ENV)
+  set(LONGHAUL_LIBTORCH_ENV "${_libtorch}" CACHE INTERNAL "")
+endif()
 
 # -Wrestrict: false alarms of GCC 12 on std::string.
 # -fPIC by hand: CMake would give programs -fPIE, and then they could not share the header.

@@ -52,6 +52,9 @@ Snapshot load(const fs::path& step_folder, bool verify = true);
 // load_step must be usable: UserError that says why it is not. load(path, false) suffices after it.
 std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step = -1);
 
+// The step folder to read weights from: as above with load_step -1, but a model-only one will do.
+std::optional<fs::path> find_weights(const fs::path& folder);
+
 // Deletes full checkpoints older than the keep_latest_k newest complete ones; 0 keeps all. Neither
 // model-only checkpoints nor anything without a valid manifest is counted or deleted. An incomplete
 // one does not count, so a usable one always stays. Fault points: checkpoint.purge, .purged.

@@ -20,14 +20,19 @@ int64_t step_of(const std::string& name) {
   return error == std::errc() && end == digits.data() + digits.size() ? step : -1;
 }
 
-// Why the checkpoint cannot be resumed from, or empty. Without `thorough` no contents are read.
-std::string why_unusable(const StepFolder& step, bool thorough) {
+// What a checkpoint is wanted for.
+enum class Need { kResume, kWeights };
+
+// Why the checkpoint is of no use, or empty. Without `thorough` no contents are read.
+std::string why_unusable(const StepFolder& step, Need need, bool thorough) {
   try {
     const Manifest manifest = read_manifest(step.path);
     if (manifest.step != step.step) {
       return fmt::format("its manifest says step {}; rename it back", manifest.step);
     }
-    if (manifest.model_only) return "it holds the model only, without the optimizer";
+    if (need == Need::kResume && manifest.model_only) {
+      return "it holds the model only, without the optimizer";
+    }
     if (thorough) {
       CheckpointReader(step.path).verify();
       return "";
@@ -46,7 +51,7 @@ fs::path find_exactly(const fs::path& folder, int64_t load_step) {
       known.push_back(std::to_string(step.step));
       continue;
     }
-    const std::string reason = why_unusable(step, true);
+    const std::string reason = why_unusable(step, Need::kResume, /*thorough=*/true);
     if (reason.empty()) return step.path;
     fail_user("checkpoint.load_step = {}: '{}' cannot be resumed from: {}", load_step,
               step.path.string(), reason);
@@ -56,8 +61,23 @@ fs::path find_exactly(const fs::path& folder, int64_t load_step) {
             known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
 }
 
-void log_passed_over(const StepFolder& step, const std::string& reason) {
-  log::warn("passing over checkpoint '{}': {}", step.path.string(), reason);
+std::optional<fs::path> find_newest(const fs::path& folder, Need need) {
+  std::optional<fs::path> found;
+  const auto steps = list_steps(folder);
+  for (const StepFolder& step : steps) {
+    // Older ones are looked at only briefly: a damaged one is worth a line, not minutes.
+    const std::string reason = why_unusable(step, need, /*thorough=*/!found);
+    if (!reason.empty()) {
+      log::warn("passing over checkpoint '{}': {}", step.path.string(), reason);
+    } else if (!found) {
+      found = step.path;
+    }
+  }
+  if (!found && !steps.empty()) {
+    log::warn("none of the {} checkpoints in '{}' can be {}", steps.size(), folder.string(),
+              need == Need::kResume ? "resumed from" : "read");
+  }
+  return found;
 }
 
 // True for a full checkpoint of ours; `complete` says whether all its files are there.
@@ -101,23 +121,11 @@ Snapshot load(const fs::path& step_folder, bool verify) {
 
 std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step) {
   LONGHAUL_CHECK(load_step >= -1, "load_step {} is neither -1 nor a step", load_step);
-  if (load_step >= 0) return find_exactly(folder, load_step);
-  std::optional<fs::path> found;
-  const auto steps = list_steps(folder);
-  for (const StepFolder& step : steps) {
-    // Older ones are looked at only briefly: a damaged one is worth a line, not minutes.
-    const std::string reason = why_unusable(step, !found);
-    if (!reason.empty()) {
-      log_passed_over(step, reason);
-    } else if (!found) {
-      found = step.path;
-    }
-  }
-  if (!found && !steps.empty()) {
-    log::warn("none of the {} checkpoints in '{}' can be resumed from", steps.size(),
-              folder.string());
-  }
-  return found;
+  return load_step >= 0 ? find_exactly(folder, load_step) : find_newest(folder, Need::kResume);
+}
+
+std::optional<fs::path> find_weights(const fs::path& folder) {
+  return find_newest(folder, Need::kWeights);
 }
 
 void purge(const fs::path& folder, int keep_latest_k) {

@@ -13,6 +13,7 @@
 #include "longhaul/config/degrees.h"
 #include "longhaul/config/load.h"
 #include "longhaul/config/write.h"
+#include "longhaul/data/file_list.h"
 #include "longhaul/train/resolve_model.h"
 
 namespace longhaul::cli {
@@ -43,22 +44,30 @@ void print_remarks(const char* title, const std::vector<Remark>& remarks) {
 struct NamedPath {
   const char* key;
   std::optional<std::string> path;
+  bool is_list = false;
 };
+
+bool is_missing(const std::string& path) {
+  return path.find('*') == std::string::npos && !std::filesystem::exists(path);
+}
 
 // Paths that do not exist here; a job file is often checked on another machine than it runs on.
 void print_missing_paths(const JobConfig& config) {
   std::vector<NamedPath> paths = {{"model.hf_assets_path", config.model.hf_assets_path},
-                                  {"training.dataset_path", config.training.dataset_path}};
+                                  {"training.dataset_path", config.training.dataset_path, true}};
   if (config.validation.enable) {
-    paths.push_back({"validation.dataset_path", config.validation.dataset_path});
+    paths.push_back({"validation.dataset_path", config.validation.dataset_path, true});
   }
   if (config.checkpoint.enable) {
     paths.push_back({"checkpoint.initial_load_path", config.checkpoint.initial_load_path});
   }
   std::string lines;
-  for (const auto& [key, path] : paths) {
-    if (!path || path->find('*') != std::string::npos || std::filesystem::exists(*path)) continue;
-    lines += fmt::format("  {}: {}: {}\n", config.origin_of(key).text(), key, *path);
+  for (const auto& [key, path, is_list] : paths) {
+    if (!path) continue;
+    for (const auto& part : is_list ? data::split_paths(*path) : Strings{*path}) {
+      if (!is_missing(part)) continue;
+      lines += fmt::format("  {}: {}: {}\n", config.origin_of(key).text(), key, part);
+    }
   }
   if (!lines.empty()) fmt::print("paths that do not exist on this machine:\n{}", lines);
 }

@@ -101,8 +101,9 @@ void add_eval_command(CLI::App& app) {
   command->allow_extras();
   auto options = std::make_shared<EvalOptions>();
   command->add_option("--data", options->data, "Files to evaluate on: a folder, a file or a list");
-  command->add_option("--checkpoint", options->checkpoint,
-                      "A step folder or a Hugging Face folder (default: the run's newest)");
+  command->add_option(
+      "--checkpoint", options->checkpoint,
+      "A step folder or a Hugging Face folder (default: the run's newest sound one)");
   command->add_flag("--baselines", options->baselines,
                     "Also a bigram model over the training data, and the model before training; "
                     "kept in the run folder's evaluation.json and summary.md");

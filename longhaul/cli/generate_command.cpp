@@ -73,8 +73,9 @@ void add_generate_command(CLI::App& app) {
   auto options = std::make_shared<Options>();
   auto& how = options->generate;
   command->add_option("--prompt", options->prompt, "The text to continue");
-  command->add_option("--checkpoint", options->checkpoint,
-                      "A step folder or a Hugging Face folder (default: the run's newest)");
+  command->add_option(
+      "--checkpoint", options->checkpoint,
+      "A step folder or a Hugging Face folder (default: the run's newest sound one)");
   command->add_option("--max-new-tokens", how.max_new_tokens, "At most this many")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "longhaul/cli/commands.h"
+#include "longhaul/ops/matmul/matmul.h"
 
 namespace longhaul::cli {
 namespace {
@@ -34,6 +35,7 @@ void print_version() {
   fmt::print("compiler   {}\n", compiler_text());
   fmt::print("CUDA       {}\n", cuda_text());
   fmt::print("threads    {}\n", at::get_num_threads());
+  fmt::print("matmul     fp32 by {}\n", ops::fp32_product_kernels());
 }
 
 }  // namespace

@@ -61,15 +61,15 @@ std::vector<std::string> split_at_commas(const std::string& text) {
 
 }  // namespace
 
+std::vector<std::string> split_paths(const std::string& paths) {
+  std::error_code error;
+  return fs::exists(paths, error) ? std::vector{paths} : split_at_commas(paths);
+}
+
 std::vector<CorpusFile> list_files(const std::string& paths) {
   std::vector<CorpusFile> files;
   try {
-    // A name that has a comma in it is taken as it stands.
-    if (fs::exists(paths)) {
-      add_path(paths, files);
-    } else {
-      for (const auto& part : split_at_commas(paths)) add_path(part, files);
-    }
+    for (const auto& part : split_paths(paths)) add_path(part, files);
   } catch (const fs::filesystem_error& error) {
     fail_user("cannot list '{}': {}", error.path1().string(), error.code().message());
   }

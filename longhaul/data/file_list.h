@@ -1,5 +1,5 @@
 // What a user calls a corpus: a folder, a file, or a comma separated list of these. Called by the
-// corpora and by the tokenizer command.
+// corpora, by the tokenizer command and by `config check`.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,9 @@ struct CorpusFile {
   std::filesystem::path path;
   uint64_t bytes;
 };
+
+// The parts of the list. A name that exists is taken as it stands, commas and all.
+std::vector<std::string> split_paths(const std::string& paths);
 
 // The files in the order in which they are read: parts of the list as given, within a folder
 // (searched to any depth, hidden files and folders skipped) by path. UserError, naming the path,

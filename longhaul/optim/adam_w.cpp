@@ -6,17 +6,46 @@
 #include <algorithm>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/text.h"
 #include "longhaul/ops/adam_w/adam_w.h"
 
 namespace longhaul::optim {
+namespace {
+
+bool matches(const std::string& pattern, const std::string& name) {
+  return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+}
+
+bool matches_any(const std::string& pattern, const std::vector<std::string>& names) {
+  return std::any_of(names.begin(), names.end(),
+                     [&](const auto& name) { return matches(pattern, name); });
+}
+
+[[noreturn]] void fail_unmatched(const std::string& pattern,
+                                 const std::vector<std::string>& names) {
+  if (names.empty()) fail_user("'{}' matches no parameter: there are none", pattern);
+  // Most often a part of a name is given where the whole name must match.
+  const std::string part = "*" + pattern + "*";
+  const std::string hint = matches_any(part, names) ? fmt::format(", did you mean '{}'?", part)
+                                                    : did_you_mean(pattern, names);
+  fail_user("'{}' matches the whole name of no parameter{}; there are names such as {}, {} and {}",
+            pattern, hint, names.front(), names[names.size() / 2], names.back());
+}
+
+}  // namespace
 
 AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWConfig& config)
-    : parameters_(std::move(parameters)), config_(config) {}
+    : parameters_(std::move(parameters)), config_(config) {
+  std::vector<std::string> names;
+  for (const auto& parameter : parameters_) names.push_back(parameter.name);
+  for (const auto& pattern : config_.no_decay) {
+    if (!matches_any(pattern, names)) fail_unmatched(pattern, names);
+  }
+}
 
 bool AdamW::decays(const std::string& name) const {
-  return std::none_of(config_.no_decay.begin(), config_.no_decay.end(), [&](const auto& pattern) {
-    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-  });
+  return std::none_of(config_.no_decay.begin(), config_.no_decay.end(),
+                      [&](const auto& pattern) { return matches(pattern, name); });
 }
 
 AdamW::State& AdamW::state_of(const nn::NamedParameter& parameter) {

@@ -14,7 +14,7 @@ namespace longhaul::optim {
 
 struct AdamWConfig {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
-  // Glob patterns (* and ?) of parameter names that are not decayed.
+  // Glob patterns (* and ?) of whole parameter names that are not decayed.
   std::vector<std::string> no_decay;
 };
 
@@ -26,6 +26,7 @@ class AdamW {
     int64_t step = 0;
   };
 
+  // UserError, with names that there are, if a pattern of no_decay matches no parameter.
   AdamW(std::vector<nn::NamedParameter> parameters, const AdamWConfig& config);
 
   // One update; gradients are multiplied by `grad_scale` on the way (the clipping factor).

@@ -29,6 +29,8 @@ void dump_step(const std::filesystem::path& folder, const deepseek_v3::Model& mo
   tensors["loss"] = scalar(metrics.loss);
   tensors["lm_loss"] = scalar(metrics.lm_loss);
   tensors["mtp_loss"] = scalar(metrics.mtp_loss);
+  tensors["balance_loss"] = scalar(metrics.balance_loss);
+  tensors["z_loss"] = scalar(metrics.z_loss);
   tensors["grad_norm"] = scalar(metrics.grad_norm);
   tensors["indexer_loss_per_layer"] = at::tensor(metrics.indexer_loss_per_layer, at::kDouble);
   create_folders(folder);

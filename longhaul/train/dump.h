@@ -10,8 +10,10 @@
 namespace longhaul::train {
 
 // Writes <folder>/step-N.safetensors: grad.<name> (before clipping), param.<name> (after the
-// update; router biases too), loss, lm_loss, mtp_loss, indexer_loss_per_layer and grad_norm. fp32;
-// fp64 when the model trains in fp64. Called between the update and the clearing of the gradients.
+// update; router biases too), and what metrics.jsonl says under the same names: loss, lm_loss,
+// mtp_loss, indexer_loss_per_layer, balance_loss, z_loss and grad_norm. Tensors are fp32, or fp64
+// when the model trains in fp64; losses and the norm fp64. Called between the update and the
+// clearing of the gradients.
 void dump_step(const std::filesystem::path& folder, const deepseek_v3::Model& model,
                const StepMetrics& metrics);
 

@@ -31,10 +31,10 @@ struct StepMetrics {
   double lr = 0;
   int64_t tokens = 0;  // seen by the run so far
   double tokens_per_second = 0;
-  double mfu = 0;  // share of the measured peak of matrix products
-  int64_t memory_peak_bytes = 0;
-  double time = 0;       // seconds since 1970
-  bool skipped = false;  // a non-finite step that was not applied
+  double mfu = 0;                 // share of the measured peak of matrix products
+  int64_t memory_peak_bytes = 0;  // of the device, since the process began
+  double time = 0;                // seconds since 1970
+  bool skipped = false;           // a non-finite step that was not applied
   std::optional<ValidationResult> validation;
 };
 

@@ -261,6 +261,7 @@ void Run::save(bool last) {
 
 Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop) {
   refuse_missing_behaviour(config);
+  set_determinism(config);
   const ResolvedModel resolved = resolve_model(config);
   const FileDescriptor claim = claim_run_folder(config);
   if (const auto step = finished_step(config)) {

@@ -1,7 +1,8 @@
 #include "longhaul/train/setup.h"
 
 #include <ATen/Context.h>
-#include <ATen/detail/CUDAHooksInterface.h>
+
+#include <cstdlib>
 
 #include "longhaul/base/error.h"
 
@@ -28,16 +29,15 @@ optim::DecayType decay_type(const std::string& name) {
 
 }  // namespace
 
-at::Device choose_device(const std::string& wanted) {
-  const bool has_cuda = at::hasCUDA() && at::detail::getCUDAHooks().deviceCount() > 0;
-  if (wanted == "cuda" && !has_cuda) {
-    fail_user(
-        "training.device = \"cuda\", but there is no CUDA device for this program (no driver, none "
-        "visible, or built without CUDA: see `longhaul version`); set training.device = \"cpu\" or "
-        "\"auto\"");
-  }
-  return wanted == "cuda" || (wanted == "auto" && has_cuda) ? at::Device(at::kCUDA, 0)
-                                                            : at::Device(at::kCPU);
+void set_determinism(const JobConfig& config) {
+  const bool on = config.debug.deterministic;
+  auto& context = at::globalContext();
+  context.setDeterministicAlgorithms(on, config.debug.deterministic_warn_only);
+  context.setDeterministicCuDNN(on);
+  if (!on) return;
+  context.setBenchmarkCuDNN(false);
+  constexpr int kKeepTheUsers = 0;
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", kKeepTheUsers);
 }
 
 deepseek_v3::ModelSettings model_settings(const JobConfig& config, at::Device device) {

@@ -11,8 +11,11 @@
 
 namespace longhaul::train {
 
-// "auto": CUDA if there is a device, else the CPU. UserError if "cuda" is asked for and absent.
-at::Device choose_device(const std::string& wanted);
+// debug.deterministic, for the whole process, as in TorchTitan: libtorch takes only deterministic
+// algorithms, and one that has none throws (deterministic_warn_only: warns). Memory that is not
+// written yet then holds NaN. Our own kernels are deterministic in any case. Call it before the
+// first use of a device: cuBLAS reads its environment then.
+void set_determinism(const JobConfig& config);
 
 deepseek_v3::ModelSettings model_settings(const JobConfig& config, at::Device device);
 optim::AdamWConfig adam_w_config(const JobConfig& config);

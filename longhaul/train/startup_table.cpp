@@ -8,6 +8,7 @@
 #include "longhaul/base/text.h"
 #include "longhaul/config/capability.h"
 #include "longhaul/models/deepseek_v3/flops.h"
+#include "longhaul/ops/matmul/matmul.h"
 
 namespace longhaul::train {
 namespace {
@@ -62,7 +63,7 @@ std::string startup_table(const JobConfig& config, const ResolvedModel& resolved
                           Trainer& trainer) {
   const auto& shape = resolved.shape;
   const auto& model = trainer.model();
-  const auto counts = deepseek_v3::count_parameters(shape);
+  const auto counts = deepseek_v3::count_parameters(shape, model.settings());
   const auto sizes = batch_sizes(config);
   const int64_t trained = trained_bytes(model);
   const auto& settings = model.settings();
@@ -77,6 +78,14 @@ std::string startup_table(const JobConfig& config, const ResolvedModel& resolved
                                    c10::toString(settings.compute_dtype), settings.device.str(),
                                    c10::toString(settings.param_dtype), at::get_num_threads(),
                                    trainer.peak_flops() / 1e9));
+  if (settings.device.is_cpu() && settings.compute_dtype != at::kDouble) {
+    table.row("matmul", "fp32 by " + ops::fp32_product_kernels());
+  }
+  if (config.debug.deterministic) {
+    table.row("determinism",
+              fmt::format("only deterministic algorithms, else {}",
+                          config.debug.deterministic_warn_only ? "a warning" : "an error"));
+  }
   table.row("batch", fmt::format("{} rows of {} = {} tokens a step, {} micro-batch{}", sizes.global,
                                  config.training.seq_len,
                                  with_commas(sizes.global * config.training.seq_len),

@@ -30,10 +30,26 @@ std::vector<nn::NamedParameter> state_tensors(const deepseek_v3::Model& model) {
   return all;
 }
 
+// Nothing if this version takes the job no more: it was valid when it was saved, and the run goes
+// on with another one in any case.
+std::optional<Training> training_of(const std::string& saved_job, const std::string& origin) {
+  try {
+    return parse_job(saved_job, origin).training;
+  } catch (const UserError& error) {
+    log::warn(
+        "the job that the {} was made with is not valid in this version ({}); whether the data is "
+        "the same is not checked",
+        origin, error.what());
+    return std::nullopt;
+  }
+}
+
 // The data position counts rows; with other rows it points elsewhere.
 void warn_of_other_data(const std::string& saved_job, const JobConfig& config,
                         const std::string& origin) {
-  const Training before = parse_job(saved_job, origin).training, &now = config.training;
+  const auto saved = training_of(saved_job, origin);
+  if (!saved) return;
+  const Training &before = *saved, &now = config.training;
   const std::pair<const char*, bool> changed[] = {
       {"training.dataset", before.dataset != now.dataset},
       {"training.dataset_path", before.dataset_path != now.dataset_path},

@@ -5,12 +5,30 @@
 #include "longhaul/base/error.h"
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/locate.h"
+#include "longhaul/train/device.h"
 #include "longhaul/train/trainer.h"
 
 namespace longhaul::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Weights {
+  checkpoint::Located place;
+  bool verified = false;
+};
+
+// Of a folder of steps the newest sound one. If none is, the newest: loading it says what is wrong.
+Weights find(const fs::path& path) {
+  Weights weights{checkpoint::locate(path)};
+  if (!weights.place.ours || weights.place.path == path) return weights;
+  if (const auto found = checkpoint::find_weights(path)) weights = {{*found, true}, true};
+  return weights;
+}
+
+}  // namespace
 
 TrainedModel load_trained_model(const JobConfig& config, const std::string& checkpoint) {
-  namespace fs = std::filesystem;
   const fs::path folder = fs::path(config.job.dump_folder) / config.checkpoint.folder;
   if (checkpoint.empty() && checkpoint::list_steps(folder).empty()) {
     fail_user(
@@ -18,13 +36,13 @@ TrainedModel load_trained_model(const JobConfig& config, const std::string& chec
         "--checkpoint",
         folder.string());
   }
-  const auto located = checkpoint::locate(checkpoint.empty() ? folder : fs::path(checkpoint));
+  const auto [place, verified] = find(checkpoint.empty() ? folder : fs::path(checkpoint));
   const auto settings = model_settings(config, choose_device(config.training.device));
   const auto shape = resolve_model(config).shape;
-  TrainedModel trained{std::make_unique<deepseek_v3::Model>(shape, settings),
-                       located.path.string()};
-  if (located.ours) {
-    load_model_tensors(*trained.model, checkpoint::load(located.path).tensors, trained.source);
+  TrainedModel trained{std::make_unique<deepseek_v3::Model>(shape, settings), place.path.string()};
+  if (place.ours) {
+    load_model_tensors(*trained.model, checkpoint::load(place.path, !verified).tensors,
+                       trained.source);
   } else {
     load_hf_folder(*trained.model, trained.source);
   }

@@ -8,11 +8,11 @@
 #include <cmath>
 
 #include "longhaul/base/error.h"
-#include "longhaul/base/system.h"
 #include "longhaul/models/deepseek_v3/flops.h"
 #include "longhaul/optim/gradients.h"
 #include "longhaul/optim/router_bias.h"
 #include "longhaul/train/data_source.h"
+#include "longhaul/train/device.h"
 #include "longhaul/train/dump.h"
 #include "longhaul/train/guard.h"
 #include "longhaul/train/losses.h"
@@ -37,6 +37,17 @@ double sum_of(const std::map<int64_t, at::Tensor>& by_layer) {
   return sum;
 }
 
+// Errors name the setting and its place.
+optim::AdamW make_optimizer(const JobConfig& config,
+                            const std::vector<nn::NamedParameter>& parameters) {
+  try {
+    return {parameters, adam_w_config(config)};
+  } catch (const UserError& error) {
+    fail_user("{}: optimizer.no_decay: {}", config.origin_of("optimizer.no_decay").text(),
+              error.what());
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<deepseek_v3::Model> build_model(const JobConfig& config,
@@ -57,7 +68,7 @@ Trainer::Trainer(const JobConfig& config, const ResolvedModel& resolved)
           config)),
       model_(build_model(config, resolved, device_)),
       parameters_(model_->parameters()),
-      optimizer_(parameters_, adam_w_config(config)),
+      optimizer_(make_optimizer(config, parameters_)),
       schedule_(lr_schedule_options(config)),
       peak_flops_(measure_peak_flops(model_->settings().device, model_->settings().compute_dtype)),
       flops_per_step_(static_cast<double>(batch_sizes_.global) *
@@ -85,11 +96,12 @@ StepMetrics Trainer::step() {
   }
   clear_gradients();
 
+  synchronize(device_);
   const double seconds = seconds_since(start);
   metrics.tokens = progress_.tokens;
   metrics.tokens_per_second = static_cast<double>(data.counts.tokens[0]) / seconds;
   metrics.mfu = flops_per_step_ / seconds / peak_flops_;
-  metrics.memory_peak_bytes = peak_memory_bytes();
+  metrics.memory_peak_bytes = peak_device_memory_bytes(device_);
   metrics.time = unix_time();
   return metrics;
 }

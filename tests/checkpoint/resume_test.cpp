@@ -103,6 +103,19 @@ TEST(Resume, ModelOnlyIsNeverResumedFrom) {
               AllOf(HasSubstr("checkpoint.load_step = 2"), HasSubstr("model only")));
 }
 
+TEST(Resume, WeightsMayComeFromAModelOnlyOne) {
+  const TempFolder folder;
+  EXPECT_EQ(find_weights(folder.path()), std::nullopt);
+  save(folder.path(), make_snapshot(1));
+  save(folder.path(), make_snapshot(2, true));
+  save(folder.path(), make_snapshot(3, true));
+  EXPECT_EQ(find_weights(folder.path()), folder / "step-3");
+  truncate_shard(folder / "step-3");
+  const LogCapture log;
+  EXPECT_EQ(find_weights(folder.path()), folder / "step-2");
+  EXPECT_THAT(log.text(), AllOf(HasSubstr("step-3"), HasSubstr("truncated")));
+}
+
 TEST(Resume, LoadStepIsThatOneOrAnError) {
   const TempFolder folder;
   for (const int step : {1, 2, 3}) save(folder.path(), make_snapshot(step));

@@ -165,6 +165,16 @@ TEST_F(BadInput, TyposInTheFile) {
   }
 }
 
+TEST_F(BadInput, ANoDecayPatternWithoutAParameter) {
+  const auto result = train_only({"--optimizer.no_decay", "*layernorm.weight,norm"});
+  expect_user_error(result,
+                    {"command line: optimizer.no_decay: 'norm' matches the whole name of no "
+                     "parameter, did you mean '*norm*'?",
+                     "lm_head.weight"});
+  EXPECT_FALSE(fs::exists(path("run/metrics.jsonl")));
+  expect_trained(train_only({"--optimizer.no_decay", "*norm*"}));
+}
+
 TEST_F(BadInput, ADeviceThatIsNotThere) {
   const auto result = train_only({"--training.device", "cuda"});
   if (result.status == 0) GTEST_SKIP() << "this machine has a CUDA device";

@@ -40,6 +40,8 @@ TEST_F(ConfigCommand, Version) {
   for (const char* row : {"compiler ", "CUDA ", "threads "}) {
     EXPECT_TRUE(contains(result.out, row)) << row;
   }
+  EXPECT_TRUE(contains(result.out, "\nmatmul     fp32 by " + test::expected_fp32_kernels() + "\n"))
+      << result.out;
 }
 
 struct Mistake {
@@ -149,6 +151,24 @@ TEST_F(ConfigCommand, CheckOfAJobThatRuns) {
   EXPECT_EQ(result.out,
             "model: flavor deepseek_v32/tiny (job.toml:3)\n"
             "job.toml: the file is valid; training would accept it\n");
+}
+
+TEST_F(ConfigCommand, CheckLooksAtEachPathOfAList) {
+  for (const char* name : {"a.txt", "b.txt", "c,d.txt"}) test::spill(folder_ / name, "text");
+  const auto checked = [&](const std::string& paths) {
+    return run_on(std::string(kTiny) + "hf_assets_path = \".\"\n[training]\ndataset = \"files\"\n" +
+                      "dataset_path = \"" + paths + "\"\n",
+                  {"config", "check"})
+        .out;
+  };
+  for (const char* there : {"a.txt", "a.txt,b.txt", "c,d.txt"}) {
+    EXPECT_FALSE(contains(checked(there), "paths that do not exist")) << there;
+  }
+  EXPECT_TRUE(contains(checked("a.txt,gone.txt,b.txt,none"),
+                       "paths that do not exist on this machine:\n"
+                       "  job.toml:7: training.dataset_path: gone.txt\n"
+                       "  job.toml:7: training.dataset_path: none\n"))
+      << checked("a.txt,gone.txt,b.txt,none");
 }
 
 TEST_F(ConfigCommand, CheckFindsDegreesAndFlavorsThatDoNotFit) {

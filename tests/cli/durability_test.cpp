@@ -143,6 +143,38 @@ TEST_F(Durability, AFlippedByteTakesTheOlderCheckpoint) {
   EXPECT_EQ(figures(), undisturbed());
 }
 
+// The commands that look at the result do as training does, but take no other step than one that
+// was asked for.
+TEST_F(Durability, EvaluationAndGenerationTakeTheOlderCheckpoint) {
+  run_until_step_five();
+  const auto evaluate = [&](const char* step) {
+    return run({"eval", "job.toml", "--json", "--checkpoint", step}).out;
+  };
+  const std::string newest = evaluate("run/checkpoint/step-4");
+  const std::string older = evaluate("run/checkpoint/step-2");
+  ASSERT_NE(newest, older);
+  const fs::path shard = path("run/checkpoint/step-4/model-00001.safetensors");
+  test::flip_byte(shard, fs::file_size(shard) / 2);
+  const auto says_why = AllOf(HasSubstr("passing over checkpoint 'run/checkpoint/step-4': "),
+                              HasSubstr("does not match its checksum"));
+  for (const Words& place : {Words{}, Words{"--checkpoint", "run/checkpoint"}}) {
+    Words words = {"eval", "job.toml", "--json"};
+    words.insert(words.end(), place.begin(), place.end());
+    const auto result = run(words);
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_EQ(result.out, older);
+    EXPECT_THAT(result.err, says_why);
+  }
+  const auto text = run({"generate", "job.toml", "--prompt", "the", "--max-new-tokens", "4"});
+  EXPECT_EQ(text.status, 0) << text.err;
+  EXPECT_THAT(text.err, says_why);
+  for (const Words& words : {Words{"eval", "job.toml"}, Words{"generate", "job.toml"}}) {
+    Words named = words;
+    named.insert(named.end(), {"--checkpoint", "run/checkpoint/step-4"});
+    expect_user_error(run(named), {"run/checkpoint/step-4", "does not match its checksum"});
+  }
+}
+
 // A rate that throws the weights out of fp32's range: sound checkpoints must not be purged for it.
 TEST_F(Durability, WeightsThatAreNotFiniteAreNotSaved) {
   expect_trained(train({"--training.steps", "2", "--checkpoint.no_last_save_model_only"}));

@@ -59,6 +59,25 @@ TEST_F(TrainCommand, WhatTrainingLeavesBehind) {
   EXPECT_FALSE(fs::exists(path("run/checkpoint/step-6/optimizer-00001.safetensors")));
 }
 
+TEST_F(TrainCommand, TheTableSaysWhoseProductsTheseAre) {
+  EXPECT_THAT(train_only({"--training.steps", "1"}).err,
+              HasSubstr("  matmul        fp32 by " + test::expected_fp32_kernels() + "\n"));
+  EXPECT_THAT(train_only({"--training.steps", "1", "--training.dtype", "float64"}).err,
+              Not(HasSubstr("matmul  ")));
+}
+
+// Of the GPU, which libtorch takes in blocks of 2 MiB, and not of the process.
+TEST_F(TrainCommand, TheMemoryIsTheGpus) {
+  const auto result = train_only({"--training.device", "cuda"});
+  if (result.status != 0 && result.err.find("no CUDA device") != std::string::npos) {
+    GTEST_SKIP() << "this machine has no CUDA device";
+  }
+  expect_trained(result);
+  const auto bytes = metrics().back()["memory_peak_bytes"].get<int64_t>();
+  EXPECT_GT(bytes, 0);
+  EXPECT_EQ(bytes % (2 << 20), 0) << bytes;
+}
+
 TEST_F(TrainCommand, TheResolvedJobGivesTheSameRun) {
   expect_trained(train({"--optimizer.lr", "2e-3", "--training.steps", "3"}));
   expect_trained(run({"train", "run/job.toml", "--job.dump_folder", "again"}));

@@ -33,6 +33,31 @@ TEST(AdamW, DecaysByPatternAndCountsStepsByParameter) {
   EXPECT_EQ(optimizer.state().at("layers.0.input_layernorm.weight").step, 1);
 }
 
+TEST(AdamW, APatternThatMatchesNothingIsRefused) {
+  at::Tensor x = at::ones({2});
+  const auto error_of = [&](const std::string& pattern) -> std::string {
+    try {
+      AdamW({{"embed.weight", &x, nn::Init::kNormal},
+             {"layers.0.input_layernorm.weight", &x, nn::Init::kOnes},
+             {"lm_head.weight", &x, nn::Init::kNormal}},
+            {.no_decay = {"*layernorm*", pattern}});
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "none";
+  };
+  const std::string names =
+      "; there are names such as embed.weight, layers.0.input_layernorm.weight and lm_head.weight";
+  EXPECT_EQ(error_of("embed.*"), "none");
+  EXPECT_EQ(error_of("norm"),
+            "'norm' matches the whole name of no parameter, did you mean '*norm*'?" + names);
+  EXPECT_EQ(
+      error_of("lm_haed.weight"),
+      "'lm_haed.weight' matches the whole name of no parameter, did you mean 'lm_head.weight'?" +
+          names);
+  EXPECT_EQ(error_of("*bias"), "'*bias' matches the whole name of no parameter" + names);
+}
+
 TEST(AdamW, AForeignStateIsRefused) {
   at::Tensor x = at::ones({2});
   AdamW optimizer({{"x", &x, nn::Init::kNormal}}, {});

@@ -120,4 +120,11 @@ inline std::vector<ProgramResult> run_all(const std::vector<std::vector<std::str
   return results;
 }
 
+// What the program must say of fp32 products on this machine, by the system's word.
+inline std::string expected_fp32_kernels() {
+  return slurp("/proc/cpuinfo").find(" avx512f") != std::string::npos
+             ? "oneDNN"
+             : "ATen, not oneDNN: the CPU has no AVX-512";
+}
+
 }  // namespace longhaul::test

@@ -2,6 +2,7 @@
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/train/resolve_model.h"
 #include "longhaul/train/trainer.h"
+#include "tests/support/log_capture.h"
 #include "tests/train/job_fixture.h"
 
 namespace longhaul::testing {
@@ -112,6 +113,27 @@ TEST(Resume, AModelOnlyCheckpointIsNotResumedFromAndNotPurged) {
   run(job.config({"--training.steps", "6", "--checkpoint.interval", "100"}));
   EXPECT_EQ(job.metrics().size(), 6u);
   EXPECT_TRUE(fs::exists(folder / "step-4"));
+}
+
+// What an older version allowed: a key that is gone, a value that is refused now.
+TEST(Resume, ASavedJobThatIsNotValidAnyMoreIsOnlyAWarning) {
+  const GoldenJob job("hf_base", batches());
+  const auto folder = job.folder.path() / "run/checkpoint";
+  run(job.config({"--training.steps", "2", "--checkpoint.last_save_model_only", "false"}));
+  auto snapshot = checkpoint::load(folder / "step-2");
+  int64_t steps = 2;
+  for (const std::string change :
+       {"[removed]\nkey = 1\n", "[dsa]\nstage = \"dense_warmup\"\ntrain_indexer = false\n"}) {
+    snapshot.trainer["job"] = change;
+    checkpoint::save(folder, snapshot);
+    const test::LogCapture log;
+    run(job.config({"--training.steps", std::to_string(++steps), "--checkpoint.interval", "100",
+                    "--checkpoint.load_step", "2", "--checkpoint.load_only", "true"}));
+    EXPECT_EQ(job.metrics().back()["step"], steps);
+    EXPECT_NE(log.text().find("the job that the checkpoint of step 2 was made with is not valid"),
+              std::string::npos)
+        << log.text();
+  }
 }
 
 TEST(Resume, LoadOnlySavesNothing) {

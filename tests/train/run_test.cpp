@@ -67,7 +67,8 @@ TEST(Run, AccumulationGivesTheGradientsOfTheWholeBatch) {
 
 TEST(Run, DumpHoldsGradientsParametersAndLosses) {
   const GoldenJob job("hf_base", batches());
-  run(job.config({"--training.steps", "1", "--debug.dump_steps", "1"}));
+  run(job.config({"--training.steps", "1", "--debug.dump_steps", "1",
+                  "--moe.sequence_balance_loss_coeff", "0.01", "--moe.z_loss_coeff", "0.001"}));
   const auto dump = checkpoint::load_safetensors(job.folder.path() / "run/dump/step-1.safetensors");
   EXPECT_EQ(dump.at("grad.model.layers.1.mlp.experts.3.up_proj.weight").sizes(),
             (std::vector<int64_t>{16, 128}));
@@ -80,7 +81,38 @@ TEST(Run, DumpHoldsGradientsParametersAndLosses) {
       squares += tensor.to(at::kDouble).square().sum().item<double>();
   }
   EXPECT_NEAR(std::sqrt(squares), job.metrics()[0]["grad_norm"].get<double>(), 1e-5);
-  EXPECT_NEAR(dump.at("loss").item<double>(), job.metrics()[0]["loss"].get<double>(), 1e-12);
+  for (const char* loss : {"loss", "lm_loss", "mtp_loss", "balance_loss", "z_loss"}) {
+    ASSERT_TRUE(dump.count(loss)) << loss;
+    EXPECT_NEAR(dump.at(loss).item<double>(), job.metrics()[0][loss].get<double>(), 1e-12) << loss;
+  }
+  EXPECT_GT(dump.at("balance_loss").item<double>(), 0);
+  EXPECT_GT(dump.at("z_loss").item<double>(), 0);
+}
+
+// Whether libtorch still runs an operator that has no deterministic algorithm.
+bool runs_a_nondeterministic_operator() {
+  try {
+    at::max_unpool2d(at::ones({1, 1, 1}), at::zeros({1, 1, 1}, at::kLong), {2, 2});
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+TEST(Run, DeterministicLeavesNoOtherAlgorithms) {
+  const GoldenJob strict("hf_base", batches()), lenient("hf_base", batches()),
+      plain("hf_base", batches());
+  run(strict.config({"--training.steps", "2", "--debug.deterministic"}));
+  EXPECT_FALSE(runs_a_nondeterministic_operator());
+  run(lenient.config(
+      {"--training.steps", "2", "--debug.deterministic", "--debug.deterministic_warn_only"}));
+  EXPECT_TRUE(runs_a_nondeterministic_operator());
+  EXPECT_TRUE(at::globalContext().deterministicAlgorithms());
+  run(plain.config({"--training.steps", "2"}));
+  EXPECT_FALSE(at::globalContext().deterministicAlgorithms());
+  // On a CPU the numbers are the same: everything was deterministic before.
+  EXPECT_EQ(strict.metrics()[1]["loss"], plain.metrics()[1]["loss"]);
+  EXPECT_EQ(lenient.metrics()[1]["loss"], plain.metrics()[1]["loss"]);
 }
 
 // A learning rate that ends in infinities by the second or third step.

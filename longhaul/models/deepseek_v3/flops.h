@@ -17,7 +17,7 @@ struct ParameterCounts {
 };
 
 // Trunk, embedding, head and MTP modules.
-ParameterCounts count_parameters(const ModelConfig& config);
+ParameterCounts count_parameters(const ModelConfig& config, const ModelSettings& settings = {});
 
 // Multiply-adds count as two. Forward and backward (three times the forward pass of what learns,
 // once of what is frozen) of one sequence of `seq_len` tokens in one document.

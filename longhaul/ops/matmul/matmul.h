@@ -1,15 +1,21 @@
 // Matrix products with gradients. fp32 products on a CPU go through oneDNN's exact fp32 kernels,
-// which are about twice as fast as MKL on AMD and give the same bits on 1 and 2 threads;
-// every other case is ATen's (fp64 through MKL: bits depend on the number of threads). Both dtypes
-// must be equal; the result has the same dtype. Used by nn::Linear and by the reference operators.
+// which are about twice as fast as MKL on AMD and give the same bits on 1 and 2 threads, where the
+// CPU has AVX-512; every other case is ATen's (MKL: bits depend on the number of threads). Both
+// dtypes must be equal; the result has the same dtype. Used by nn::Linear and by the reference
+// operators.
 //   linear: dX = dY W,  dW = dY^T X.      bmm: dA = dC B^T,  dB = A^T dC.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 namespace longhaul::ops {
 
 using at::Tensor;
+
+// Whose kernels take fp32 products on this CPU, and if not oneDNN's, why. For the start-up table.
+std::string fp32_product_kernels();
 
 // x [..., K] times weight [N, K] transposed: [..., N].
 Tensor linear(const Tensor& x, const Tensor& weight_NK);

@@ -14,10 +14,15 @@ void mkldnn_matmul(const Tensor& mat1, const Tensor& mat2, const Tensor& result,
 namespace longhaul::ops {
 namespace {
 
-// oneDNN's path throws on CPUs without AVX-512, and leaves the result unwritten for K = 0.
+// oneDNN's path throws on CPUs without it.
+bool has_avx512() {
+  static const bool found = __builtin_cpu_supports("avx512f") != 0;
+  return found;
+}
+
+// oneDNN leaves the result unwritten for K = 0.
 bool onednn_applies(const Tensor& a, const Tensor& b, const Tensor& out) {
-  static const bool has_avx512 = __builtin_cpu_supports("avx512f") != 0;
-  return has_avx512 && out.device().is_cpu() && a.scalar_type() == at::kFloat &&
+  return has_avx512() && out.device().is_cpu() && a.scalar_type() == at::kFloat &&
          b.scalar_type() == at::kFloat && out.numel() > 0 && a.size(-1) > 0;
 }
 
@@ -30,6 +35,10 @@ void aten_product_out(const Tensor& a, const Tensor& b, Tensor& out, float beta)
 }
 
 }  // namespace
+
+std::string fp32_product_kernels() {
+  return has_avx512() ? "oneDNN" : "ATen, not oneDNN: the CPU has no AVX-512";
+}
 
 void product_out(const Tensor& a, const Tensor& b, Tensor& out, float beta) {
   LONGHAUL_CHECK(a.dim() == b.dim() && (a.dim() == 2 || a.dim() == 3) && a.size(-1) == b.size(-2) &&

@@ -1,0 +1,21 @@
+// The device a run computes on: which one, when it is done, and how much memory it took. Called by
+// the trainer and the commands.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+namespace longhaul::train {
+
+// "auto": CUDA if there is a device, else the CPU. UserError if "cuda" is asked for and absent.
+at::Device choose_device(const std::string& wanted);
+
+// Waits until the device has done all that it was given. A CPU always has.
+void synchronize(at::Device device);
+
+// The most memory held so far, in bytes: on a CPU the process's resident set, else what libtorch's
+// caching allocator has taken from the device for this process, cached blocks included.
+int64_t peak_device_memory_bytes(at::Device device);
+
+}  // namespace longhaul::train
