@@ -87,8 +87,17 @@ AttentionResult attend(const Tensor& q, const Tensor& k, const Tensor& v, const 
 
 }  // namespace
 
-AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
-                                 const Tensor& mask_BSS, const AttentionOptions& options) {
+AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key,
+                                 const Tensor& separate_value, const Tensor& mask_BSS,
+                                 const AttentionOptions& options) {
+  Tensor value = separate_value;
+  if (!value.defined()) {
+    LONGHAUL_CHECK(key.dim() == 3 && options.value_dim >= 1 && options.value_dim <= key.size(2),
+                   "attention without a value tensor: value_dim is {}, the key is {}; the values "
+                   "are the first value_dim columns of a key [B, S, D]",
+                   options.value_dim, shape_text(key));
+    value = key.narrow(2, 0, options.value_dim);
+  }
   check_operands(query_BSHD, key, value);
   check_shape(mask_BSS, {query_BSHD.size(0), query_BSHD.size(1), key.size(1)}, "attention mask");
   return key.dim() == 3 ? attend<SharedKeys>(query_BSHD, key, value, mask_BSS, options)

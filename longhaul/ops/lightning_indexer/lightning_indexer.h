@@ -8,6 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "longhaul/ops/kernel.h"
+
 namespace longhaul::ops {
 
 using at::Tensor;
@@ -18,9 +20,16 @@ struct IndexerSelection {
 };
 
 // Selects for each query its top-k visible keys (see visible_mask in ops/common.h for doc_start).
+// Fused: one pass, nothing of size S x S; -inf counts as the lowest number and NaN comes back as
+// inf.
 IndexerSelection lightning_indexer(const Tensor& query_BSHD, const Tensor& key_BSD,
                                    const Tensor& weights_BSH, const Tensor& doc_start_BS,
-                                   int64_t topk);
+                                   int64_t topk, Kernel kernel = Kernel::kReference);
+
+// The definition, in plain ATen.
+IndexerSelection lightning_indexer_reference(const Tensor& query_BSHD, const Tensor& key_BSD,
+                                             const Tensor& weights_BSH,
+                                             const Tensor& doc_start_BS, int64_t topk);
 
 // All scores I [B, S, S] without masking. Part of the reference; other operators' references use
 // it.

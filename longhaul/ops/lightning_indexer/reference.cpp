@@ -59,10 +59,9 @@ Tensor indices_to_mask(const Tensor& indices_BSK, int64_t S) {
       .narrow(2, 1, S);
 }
 
-IndexerSelection lightning_indexer(const Tensor& query_BSHD, const Tensor& key_BSD,
-                                   const Tensor& weights_BSH, const Tensor& doc_start_BS,
-                                   int64_t topk) {
-  LONGHAUL_CHECK(topk >= 1, "lightning_indexer: topk is {}, must be at least 1", topk);
+IndexerSelection lightning_indexer_reference(const Tensor& query_BSHD, const Tensor& key_BSD,
+                                             const Tensor& weights_BSH,
+                                             const Tensor& doc_start_BS, int64_t topk) {
   const at::NoGradGuard no_grad;
   const Tensor scores = indexer_scores(query_BSHD, key_BSD, weights_BSH);
   const int64_t S = key_BSD.size(1), K = std::min(topk, S);

@@ -6,12 +6,9 @@
 
 namespace longhaul::ops {
 
-AttentionResult sparse_flash_attention(const Tensor& query_BSHD, const Tensor& key,
-                                       const Tensor& value, const Tensor& indices_BSK,
-                                       const AttentionOptions& options) {
-  check_dims(query_BSHD, 4, "attention query");
-  check_shape(indices_BSK, {query_BSHD.size(0), query_BSHD.size(1), kAnySize},
-              "sparse attention indices");
+AttentionResult sparse_flash_attention_reference(const Tensor& query_BSHD, const Tensor& key,
+                                                 const Tensor& value, const Tensor& indices_BSK,
+                                                 const AttentionOptions& options) {
   const Tensor mask = indices_to_mask(indices_BSK, key.size(1));
   AttentionResult result = masked_attention(query_BSHD, key, value, mask, options);
   if (options.return_head_sum) {

@@ -1,0 +1,112 @@
+// How the heads of a query lie on the lanes (see tile.h). A unit is what one vector holds after the
+// products: one key of 16 heads, or two keys of 8 heads.
+#pragma once
+
+#include "include/longhaul/kernels.h"
+#include "longhaul/ops/cpu/tile.h"
+
+namespace longhaul::cpu::LONGHAUL_ISA {
+
+constexpr int kMaxVectors = 8;  // 128 heads
+
+// Factors that change nothing.
+struct Ones {
+  float values[kMaxVectors * kLanes];
+  constexpr Ones() : values() {
+    for (float& x : values) x = 1;
+  }
+  constexpr operator const float*() const { return values; }
+};
+
+template <typename T, bool kSplit>
+struct HeadLayout {
+  using Element = T;
+  static constexpr bool kSplitHeads = kSplit;
+  static constexpr int kHeads = kSplit ? 8 : 16;        // of a vector
+  static constexpr int kKeysInUnit = kSplit ? 2 : 1;
+  static constexpr int kStep = (kSplit ? 2 : 1) * kPack<T>;  // elements of a row
+  // Units whose values make up the words of add_weighted_rows.
+  static constexpr int kUnitsInWord = kPack<T> / kKeysInUnit;
+  static_assert(kUnitsInWord >= 1, "only bf16 is split");
+
+  static constexpr int64_t vectors(int64_t H) { return (H + kHeads - 1) / kHeads; }
+  static constexpr int64_t heads(int64_t H) { return vectors(H) * kHeads; }
+
+  // Accumulators of a unit's keys to its vector.
+  static LONGHAUL_INLINE Floats unit(const Floats* dots) {
+    if constexpr (kSplit) {
+      return merge_split(dots[0], dots[1]);
+    } else {
+      return dots[0];
+    }
+  }
+
+  // The lanes whose key is among the first `count` of the unit.
+  static LONGHAUL_INLINE Mask keys_before(int64_t count) {
+    if (count <= 0) return 0;
+    return kSplit && count == 1 ? 0x5555U : 0xffffU;
+  }
+
+  static LONGHAUL_INLINE Floats other_key(Floats x) {
+    return __builtin_shuffle(x, Words{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14});
+  }
+  static LONGHAUL_INLINE Floats max_of_head(Floats x) { return kSplit ? max(x, other_key(x)) : x; }
+  static LONGHAUL_INLINE Floats sum_of_head(Floats x) { return kSplit ? x + other_key(x) : x; }
+
+  // One value of each head to and from memory.
+  static LONGHAUL_INLINE void store_heads(float* out, Floats x) {
+    float lanes[kLanes];
+    store(lanes, x);
+    for (int h = 0; h < kHeads; ++h) out[h] = lanes[kSplit ? 2 * h : h];
+  }
+  static LONGHAUL_INLINE Floats load_heads(const float* heads) {
+    float lanes[kLanes];
+    for (int i = 0; i < kLanes; ++i) lanes[i] = heads[kSplit ? i / 2 : i];
+    return load(lanes);
+  }
+
+  // The two values of each head of vector v as a key's weights in a RowScatter: all heads' first
+  // values, then all heads' second ones; for a unit of two keys, both keys' weights.
+  static LONGHAUL_INLINE void store_key_weights(int32_t* out, int64_t v, int heads, Floats first,
+                                                Floats second) {
+    T* row = reinterpret_cast<T*>(out);
+    if constexpr (kSplit) {
+      const Words even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+      store_rounded(row, __builtin_shuffle(first, second, even));
+      store_rounded(row + kLanes, __builtin_shuffle(first, second, even + 1));
+    } else {
+      store_rounded(row + v * kLanes, first);
+      store_rounded(row + heads + v * kLanes, second);
+    }
+  }
+  // The same with one value.
+  static LONGHAUL_INLINE void store_key_weights(int32_t* out, int64_t v, Floats values) {
+    T* row = reinterpret_cast<T*>(out);
+    if constexpr (kSplit) {
+      const Words by_key = {0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15};
+      store_rounded(row, __builtin_shuffle(values, by_key));
+    } else {
+      store_rounded(row + v * kLanes, values);
+    }
+  }
+
+  // kUnitsInWord units as words of add_weighted_rows: a word of each head.
+  static LONGHAUL_INLINE void store_operand(int32_t* out, const Floats* units) {
+    if constexpr (sizeof(T) == 4) {
+      store(out, units[0]);
+    } else if constexpr (kSplit) {
+      store_rounded(reinterpret_cast<bf16*>(out), units[0]);
+    } else {
+      store_words(out, pack_bf16(units[0], units[1]));
+    }
+  }
+};
+
+// Calls f with the layout for H heads of the dtype.
+template <typename F>
+size_t with_layout(longhaul_dtype dtype, int64_t H, const F& f) {
+  if (dtype == LONGHAUL_FLOAT32) return f(HeadLayout<float, false>());
+  return H <= 8 ? f(HeadLayout<bf16, true>()) : f(HeadLayout<bf16, false>());
+}
+
+}  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -1,0 +1,102 @@
+#include "longhaul/ops/cpu/isa.h"
+
+#include <cstdlib>
+
+#include "longhaul/base/error.h"
+
+namespace longhaul::cpu {
+
+namespace portable {
+extern const KernelTable kTable;
+}
+namespace avx2 {
+extern const KernelTable kTable;
+}
+namespace avx512 {
+extern const KernelTable kTable;
+}
+namespace avx512_bf16 {
+extern const KernelTable kTable;
+}
+
+namespace {
+
+constexpr Isa kAll[] = {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2, Isa::kPortable};  // best first
+
+// What is_supported asks for, in words.
+const char* requirement(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx512Bf16:
+      return "AVX-512 F, BW, VL, DQ and BF16";
+    case Isa::kAvx512:
+      return "AVX-512 F, BW, VL and DQ";
+    case Isa::kAvx2:
+      return "AVX2 and FMA";
+    case Isa::kPortable:
+      break;
+  }
+  return "nothing beyond x86-64";
+}
+
+IsaChoice choose() {
+  if (const char* wanted = std::getenv("LONGHAUL_ISA"); wanted && *wanted) {
+    for (const Isa isa : kAll) {
+      if (std::string(wanted) != name_of(isa)) continue;
+      if (!is_supported(isa)) {
+        fail_user("LONGHAUL_ISA = {}: this processor lacks it ({})", wanted, requirement(isa));
+      }
+      return {isa, "LONGHAUL_ISA names it"};
+    }
+    fail_user("LONGHAUL_ISA = {}: must be avx512_bf16, avx512, avx2 or portable", wanted);
+  }
+  for (const Isa isa : kAll) {
+    if (is_supported(isa)) return {isa, std::string("the processor has ") + requirement(isa)};
+  }
+  return {Isa::kPortable, requirement(Isa::kPortable)};
+}
+
+}  // namespace
+
+const char* name_of(Isa isa) {
+  constexpr const char* kNames[] = {"portable", "avx2", "avx512", "avx512_bf16"};
+  return kNames[static_cast<int>(isa)];
+}
+
+bool is_supported(Isa isa) {
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  switch (isa) {
+    case Isa::kAvx512Bf16:
+      return avx512 && __builtin_cpu_supports("avx512bf16");
+    case Isa::kAvx512:
+      return avx512;
+    case Isa::kAvx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case Isa::kPortable:
+      break;
+  }
+  return true;
+}
+
+const IsaChoice& chosen_isa() {
+  static const IsaChoice choice = choose();
+  return choice;
+}
+
+const KernelTable& kernels_of(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx512Bf16:
+      return avx512_bf16::kTable;
+    case Isa::kAvx512:
+      return avx512::kTable;
+    case Isa::kAvx2:
+      return avx2::kTable;
+    case Isa::kPortable:
+      break;
+  }
+  return portable::kTable;
+}
+
+const KernelTable& kernels() { return kernels_of(chosen_isa().isa); }
+
+}  // namespace longhaul::cpu

@@ -1,0 +1,33 @@
+// Which instruction set the kernels use: the best that the processor has, or what the environment
+// variable LONGHAUL_ISA names.
+#pragma once
+
+#include <string>
+
+#include "longhaul/ops/cpu/kernel_table.h"
+
+namespace longhaul::cpu {
+
+enum class Isa { kPortable, kAvx2, kAvx512, kAvx512Bf16 };
+
+struct IsaChoice {
+  Isa isa;
+  std::string reason;
+};
+
+// "portable", "avx2", "avx512", "avx512_bf16".
+const char* name_of(Isa isa);
+
+// Whether this processor can run it.
+bool is_supported(Isa isa);
+
+// The choice of this process, made at the first call. Throws UserError if LONGHAUL_ISA names no
+// instruction set or one that the processor lacks.
+const IsaChoice& chosen_isa();
+
+const KernelTable& kernels_of(Isa isa);
+
+// Those of chosen_isa().
+const KernelTable& kernels();
+
+}  // namespace longhaul::cpu

@@ -1,0 +1,17 @@
+#include "longhaul/ops/cpu/kernel_table.h"
+
+namespace longhaul::cpu::LONGHAUL_ISA {
+
+extern const KernelTable kTable;
+const KernelTable kTable = {
+    .lightning_indexer_workspace = lightning_indexer_workspace,
+    .lightning_indexer = lightning_indexer,
+    .sparse_attention_workspace = sparse_attention_workspace,
+    .sparse_attention = sparse_attention,
+    .sparse_attention_grad_workspace = sparse_attention_grad_workspace,
+    .sparse_attention_grad = sparse_attention_grad,
+    .indexer_kl_loss_workspace = indexer_kl_loss_workspace,
+    .indexer_kl_loss = indexer_kl_loss,
+};
+
+}  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -1,0 +1,34 @@
+// The kernels of one instruction set. Each of their sources is compiled once for each instruction
+// set into the namespace that LONGHAUL_ISA names; the table is how the rest of the program reaches
+// them (see isa.h).
+#pragma once
+
+#include "include/longhaul/kernels.h"
+
+namespace longhaul::cpu {
+
+struct KernelTable {
+  size_t (*lightning_indexer_workspace)(const longhaul_lightning_indexer_args&);
+  void (*lightning_indexer)(const longhaul_lightning_indexer_args&, void*);
+  size_t (*sparse_attention_workspace)(const longhaul_sparse_attention_args&);
+  void (*sparse_attention)(const longhaul_sparse_attention_args&, void*);
+  size_t (*sparse_attention_grad_workspace)(const longhaul_sparse_attention_grad_args&);
+  void (*sparse_attention_grad)(const longhaul_sparse_attention_grad_args&, void*);
+  size_t (*indexer_kl_loss_workspace)(const longhaul_indexer_kl_loss_args&);
+  void (*indexer_kl_loss)(const longhaul_indexer_kl_loss_args&, void*);
+};
+
+#ifdef LONGHAUL_ISA
+namespace LONGHAUL_ISA {
+size_t lightning_indexer_workspace(const longhaul_lightning_indexer_args&);
+void lightning_indexer(const longhaul_lightning_indexer_args&, void* workspace);
+size_t sparse_attention_workspace(const longhaul_sparse_attention_args&);
+void sparse_attention(const longhaul_sparse_attention_args&, void* workspace);
+size_t sparse_attention_grad_workspace(const longhaul_sparse_attention_grad_args&);
+void sparse_attention_grad(const longhaul_sparse_attention_grad_args&, void* workspace);
+size_t indexer_kl_loss_workspace(const longhaul_indexer_kl_loss_args&);
+void indexer_kl_loss(const longhaul_indexer_kl_loss_args&, void* workspace);
+}  // namespace LONGHAUL_ISA
+#endif
+
+}  // namespace longhaul::cpu

@@ -1,0 +1,63 @@
+// The keys that one query has selected, without gaps, and where they stood in its row of indices.
+#pragma once
+
+#include "longhaul/ops/cpu/simd.h"
+
+namespace longhaul::cpu::LONGHAUL_ISA {
+
+constexpr int kKeyBlock = 32;
+
+struct KeyList {
+  int32_t* keys;   // ascending; room for K rounded up to a block, and 16 more
+  int32_t* slots;  // where each stood
+  int64_t size = 0;
+
+  void fill(const int32_t* indices, int64_t K) {
+    size = 0;
+    for (int64_t i = 0; i < K; i += kLanes) {
+      const Mask there = first_lanes(K - i);
+      const Words found = there == 0xffff ? load_words(indices + i) : load_tail(indices + i, K - i);
+      const Mask valid = at_most(Words{}, found) & there;
+      compress(valid, found, keys + size);
+      compress(valid, lane_numbers() + static_cast<int32_t>(i), slots + size);
+      size += __builtin_popcount(valid);
+    }
+  }
+
+  // The number of keys before `key`.
+  int64_t count_below(int64_t key) const {
+    int64_t low = 0, high = size;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      keys[middle] < key ? low = middle + 1 : high = middle;
+    }
+    return low;
+  }
+
+  // Pointers to the rows of a block of keys; a row of zeros where there are none.
+  int rows(int64_t from, const char* base, int64_t row_bytes, const char* zeros,
+           const char* (&out)[kKeyBlock]) const {
+    const int64_t count = size - from < kKeyBlock ? size - from : kKeyBlock;
+    for (int64_t i = 0; i < count; ++i) out[i] = base + keys[from + i] * row_bytes;
+    for (int64_t i = count; i < kKeyBlock; ++i) out[i] = zeros;
+    return static_cast<int>(count);
+  }
+
+  // Asks for the rows of the block that comes next.
+  void prefetch(int64_t from, const char* base, int64_t row_bytes) const {
+    const int64_t end = from + kKeyBlock < size ? from + kKeyBlock : size;
+    for (int64_t i = from; i < end; ++i) {
+      const char* row = base + keys[i] * row_bytes;
+      for (int64_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+    }
+  }
+
+ private:
+  static Words load_tail(const int32_t* from, int64_t count) {
+    Words words = all_words(-1);
+    std::memcpy(&words, from, static_cast<size_t>(count) * 4);
+    return words;
+  }
+};
+
+}  // namespace longhaul::cpu::LONGHAUL_ISA

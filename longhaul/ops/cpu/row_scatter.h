@@ -1,0 +1,142 @@
+// Gradients of rows that many queries share, added up without atomics and in an order that no number
+// of threads changes. Queries come in superblocks. In the first phase (parallel over queries) each
+// query leaves its weights for every selected row, and its own vectors as operands; in the second
+// (parallel over chunks of rows) one thread owns a chunk's fp32 sums, which fit its L2 cache, walks
+// the queries in ascending order and finds its rows in their key lists by binary search.
+#pragma once
+
+#include "longhaul/ops/cpu/key_list.h"
+#include "longhaul/ops/cpu/tile.h"
+#include "longhaul/ops/cpu/workspace.h"
+
+namespace longhaul::cpu::LONGHAUL_ISA {
+
+constexpr int kMaxTerms = 2;
+
+// What the queries of a superblock leave for the second phase.
+struct RowScatter {
+  int64_t K, D, weight_words, paired_words;  // D columns of a row's sums
+  int64_t queries, chunk;                    // sizes of a superblock and of a chunk of rows
+  RowTerm terms[kMaxTerms];                  // `paired` relative to a query's operands
+  int64_t term_offsets[kMaxTerms];
+  int num_terms;
+
+  int32_t* keys;     // [queries][K + 16]
+  int32_t* slots;    // likewise
+  int64_t* sizes;    // [queries]
+  int32_t* weights;  // [queries][K][weight_words]
+  int32_t* paired;   // [queries][paired_words]
+  float* sums;       // [L][D], of one row of the batch
+  int32_t* no_weights;
+  float* no_row;  // [threads][D]: where rows that are not there are added up
+
+  // Superblocks and chunks by what a level of cache holds: the weights of a superblock 8 MiB, the
+  // sums of a chunk 640 KiB.
+  void plan(int64_t S, int64_t L, int64_t row_words) {
+    constexpr int64_t kScratchBytes = 8 << 20, kChunkBytes = 640 << 10;
+    const int64_t per_query = 4 * (round_up(K, 8) * row_words + paired_words);
+    queries = kScratchBytes / per_query / 16 * 16;
+    queries = queries < 16 ? 16 : queries > 1024 ? 1024 : queries;
+    // A short sequence would leave threads without a chunk.
+    chunk = kChunkBytes / (4 * D) / 16 * 16;
+    const int64_t most = round_up((L + 7) / 8, 16);
+    chunk = chunk < 16 ? 16 : chunk > most ? most : chunk;
+    if (queries > S) queries = S;
+  }
+
+  void take(Workspace& workspace, int64_t L, int64_t threads) {
+    const int64_t room = round_up(K, kKeyBlock) + kLanes;
+    keys = workspace.take<int32_t>(queries * room);
+    slots = workspace.take<int32_t>(queries * room);
+    sizes = workspace.take<int64_t>(queries);
+    weights = workspace.take<int32_t>(queries * round_up(K, kKeyBlock) * weight_words);
+    paired = workspace.take<int32_t>(queries * paired_words);
+    sums = workspace.take<float>(L * D);
+    no_weights = workspace.take<int32_t>(weight_words);
+    no_row = workspace.take<float>(threads * 4 * D);
+  }
+
+  KeyList key_list(int64_t query) const {
+    const int64_t room = round_up(K, kKeyBlock) + kLanes;
+    return {keys + query * room, slots + query * room, sizes[query]};
+  }
+  int32_t* weights_of(int64_t query) const {
+    return weights + query * round_up(K, kKeyBlock) * weight_words;
+  }
+
+  // The three parts below are shared among the threads of the enclosing parallel region and end with
+  // its barrier.
+  void clear_sums(int64_t chunks, int64_t L) const {
+#pragma omp for schedule(static)
+    for (int64_t c = 0; c < chunks; ++c) {
+      const int64_t end = (c + 1) * chunk < L ? (c + 1) * chunk : L;
+      std::memset(sums + c * chunk * D, 0, static_cast<size_t>((end - c * chunk) * D) * 4);
+    }
+  }
+
+  // Second phase: adds what the first `count` queries of the superblock left.
+  template <typename T>
+  void add_all(int64_t count, int64_t L, int64_t thread) const {
+    const int64_t chunks = (L + chunk - 1) / chunk;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t c = 0; c < chunks; ++c) {
+      const int64_t end = (c + 1) * chunk < L ? (c + 1) * chunk : L;
+      add<T>(count, c * chunk, end, no_row + thread * 4 * D);
+    }
+  }
+
+  // The sums rounded to T, `columns` of each row.
+  template <typename T>
+  void store_rows(int64_t L, T* out) const {
+#pragma omp for schedule(static)
+    for (int64_t s = 0; s < L; ++s) {
+      for (int64_t d = 0; d < D; d += kLanes) store_rounded(out + s * D + d, load(sums + s * D + d));
+    }
+  }
+
+ private:
+  // Second phase for rows [low, high): what `count` queries left for them.
+  template <typename T>
+  void add(int64_t count, int64_t low, int64_t high, float* no_row_of_thread) const {
+    for (int64_t query = 0; query < count; ++query) {
+      const KeyList list = key_list(query);
+      const int64_t from = list.count_below(low), to = list.count_below(high);
+      if (from == to) continue;
+      RowTerm mine[kMaxTerms];
+      for (int i = 0; i < num_terms; ++i) {
+        mine[i] = terms[i];
+        mine[i].paired = paired + query * paired_words + term_offsets[i];
+      }
+      add_query<T>(list, weights_of(query), from, to, mine, no_row_of_thread);
+    }
+  }
+
+  template <typename T>
+  void add_query(const KeyList& list, const int32_t* row_weights, int64_t from, int64_t to,
+                 const RowTerm* mine, float* no_row_of_thread) const {
+    constexpr int kRows = 4;
+    // Columns that a later term does not reach come last: terms are ordered from wide to narrow.
+    for (int64_t column = 0; column < D;) {
+      int active = num_terms;
+      while (mine[active - 1].D <= column) --active;
+      const bool wide = mine[active - 1].D - column >= 64;
+      for (int64_t j = from; j < to; j += kRows) {
+        float* rows[kRows];
+        const int32_t* row_words[kRows];
+        for (int r = 0; r < kRows; ++r) {
+          const bool there = j + r < to;
+          rows[r] = there ? sums + list.keys[j + r] * D : no_row_of_thread + r * D;
+          row_words[r] = there ? row_weights + (j + r) * weight_words : no_weights;
+        }
+        if (wide) {
+          add_heads_to_rows<T, kRows, 4>(rows, row_words, mine, active, column);
+        } else {
+          add_heads_to_rows<T, kRows, 2>(rows, row_words, mine, active, column);
+        }
+      }
+      column += wide ? 64 : 32;
+    }
+  }
+};
+
+}  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -1,0 +1,310 @@
+// Sixteen fp32 lanes on any x86, for the kernels of this folder. A source that includes this is
+// compiled once for each instruction set (see isa.h), each time into a namespace of its own: what is
+// not a single instruction somewhere is written out here, and nothing else in the kernels knows the
+// instruction set. Vectors are GCC's, so + - * / and comparisons are the language's.
+//
+// A 32-bit word holds one fp32 or a pair of bf16; dot<T> multiplies word by word and adds up in
+// fp32, so that kernels are the same for both dtypes: kPack<T> elements a word.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#define LONGHAUL_INLINE inline __attribute__((always_inline))
+
+namespace longhaul::cpu::LONGHAUL_ISA {
+
+constexpr int kLanes = 16;
+
+using Floats = float __attribute__((vector_size(64), may_alias));
+using Words = int32_t __attribute__((vector_size(64), may_alias));
+using Mask = uint32_t;  // one bit a lane
+
+struct bf16 {
+  uint16_t bits;
+};
+
+template <typename T>
+constexpr int kPack = 4 / sizeof(T);
+
+LONGHAUL_INLINE Mask first_lanes(int64_t n) { return n >= kLanes ? 0xffffU : (1U << n) - 1; }
+
+LONGHAUL_INLINE Floats load(const void* p) {
+  Floats v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+LONGHAUL_INLINE void store(void* p, Floats v) { std::memcpy(p, &v, sizeof v); }
+LONGHAUL_INLINE Words load_words(const void* p) {
+  Words v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+LONGHAUL_INLINE void store_words(void* p, Words v) { std::memcpy(p, &v, sizeof v); }
+
+LONGHAUL_INLINE Floats all(float x) { return Floats{} + x; }
+LONGHAUL_INLINE Words all_words(int32_t x) { return Words{} + x; }
+LONGHAUL_INLINE Words lane_numbers() {
+  return Words{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
+// The word at p in all lanes; the two words at p in turn.
+LONGHAUL_INLINE Words broadcast_word(const void* p) {
+  int32_t word;
+  std::memcpy(&word, p, sizeof word);
+  return all_words(word);
+}
+
+#if defined(__AVX512F__)
+
+LONGHAUL_INLINE Words broadcast_pair(const void* p) {
+  double pair;
+  std::memcpy(&pair, p, sizeof pair);
+  return Words(_mm512_castpd_si512(_mm512_set1_pd(pair)));
+}
+LONGHAUL_INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+// NaN in b goes through, as in x86's instruction.
+LONGHAUL_INLINE Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+LONGHAUL_INLINE Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+LONGHAUL_INLINE Mask greater(Floats a, Floats b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
+}
+LONGHAUL_INLINE Mask at_most(Words a, Words b) {
+  return _mm512_cmple_epi32_mask(__m512i(a), __m512i(b));
+}
+// a where the mask is set, else b.
+LONGHAUL_INLINE Floats select(Mask m, Floats a, Floats b) {
+  return _mm512_mask_blend_ps(static_cast<__mmask16>(m), b, a);
+}
+LONGHAUL_INLINE Floats load_lanes(Mask m, const float* p) {
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>(m), p);
+}
+LONGHAUL_INLINE void store_lanes(Mask m, float* p, Floats v) {
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>(m), v);
+}
+// Writes the lanes of the mask next to each other; up to 16 elements behind them are overwritten.
+LONGHAUL_INLINE void compress(Mask m, Floats v, float* to) {
+  store(to, _mm512_maskz_compress_ps(static_cast<__mmask16>(m), v));
+}
+LONGHAUL_INLINE void compress(Mask m, Words v, int32_t* to) {
+  store_words(to, Words(_mm512_maskz_compress_epi32(static_cast<__mmask16>(m), __m512i(v))));
+}
+LONGHAUL_INLINE Floats round(Floats x) { return _mm512_roundscale_ps(x, 8); }
+LONGHAUL_INLINE Floats scale_by_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
+LONGHAUL_INLINE Floats exponent(Floats x) { return _mm512_getexp_ps(x); }
+LONGHAUL_INLINE Floats mantissa(Floats x) {
+  return _mm512_getmant_ps(x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_src);
+}
+LONGHAUL_INLINE float sum(Floats v) { return _mm512_reduce_add_ps(v); }
+LONGHAUL_INLINE float largest(Floats v) { return _mm512_reduce_max_ps(v); }
+LONGHAUL_INLINE float smallest(Floats v) { return _mm512_reduce_min_ps(v); }
+
+#else
+
+LONGHAUL_INLINE Words broadcast_pair(const void* p) {
+  int64_t pair;
+  std::memcpy(&pair, p, sizeof pair);
+  using Pairs = int64_t __attribute__((vector_size(64)));
+  return Words(Pairs{} + pair);
+}
+LONGHAUL_INLINE Floats fma(Floats a, Floats b, Floats c) { return a * b + c; }
+LONGHAUL_INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
+LONGHAUL_INLINE Floats min(Floats a, Floats b) { return a < b ? a : b; }
+LONGHAUL_INLINE Mask to_mask(Words all_ones_where_true) {
+  Mask m = 0;
+  for (int i = 0; i < kLanes; ++i) m |= (all_ones_where_true[i] ? 1U : 0U) << i;
+  return m;
+}
+LONGHAUL_INLINE Words to_lanes(Mask m) {
+  const Words bits = {1,   2,   4,    8,    16,   32,   64,    128,
+                      256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+  return (all_words(static_cast<int32_t>(m)) & bits) != 0;
+}
+LONGHAUL_INLINE Mask greater(Floats a, Floats b) { return to_mask(Words(a > b)); }
+LONGHAUL_INLINE Mask at_most(Words a, Words b) { return to_mask(a <= b); }
+LONGHAUL_INLINE Floats select(Mask m, Floats a, Floats b) { return to_lanes(m) ? a : b; }
+LONGHAUL_INLINE Floats load_lanes(Mask m, const float* p) {
+  Floats v = {};
+  for (int i = 0; i < kLanes; ++i) {
+    if (m >> i & 1) v[i] = p[i];
+  }
+  return v;
+}
+LONGHAUL_INLINE void store_lanes(Mask m, float* p, Floats v) {
+  for (int i = 0; i < kLanes; ++i) {
+    if (m >> i & 1) p[i] = v[i];
+  }
+}
+LONGHAUL_INLINE void compress(Mask m, Floats v, float* to) {
+  for (; m; m &= m - 1) *to++ = v[__builtin_ctz(m)];
+}
+LONGHAUL_INLINE void compress(Mask m, Words v, int32_t* to) {
+  for (; m; m &= m - 1) *to++ = v[__builtin_ctz(m)];
+}
+LONGHAUL_INLINE Floats round(Floats x) {
+  const Floats magic = all(12582912.0F);  // 1.5 * 2^23: its last bit stands for 1
+  return x + magic - magic;
+}
+LONGHAUL_INLINE Floats scale_by_power(Floats x, Floats n) {
+  // In two halves, since 2^-150 is no normal number.
+  const Words whole = __builtin_convertvector(n, Words), half = whole >> 1;
+  const Words first = (half + 127) << 23, second = (whole - half + 127) << 23;
+  return x * Floats(first) * Floats(second);
+}
+LONGHAUL_INLINE Floats exponent(Floats x) {
+  return __builtin_convertvector(((Words(x) >> 23) & 255) - 127, Floats);
+}
+LONGHAUL_INLINE Floats mantissa(Floats x) {
+  return Floats((Words(x) & 0x807fffff) | 0x3f800000);
+}
+// Pairwise, in a fixed order.
+LONGHAUL_INLINE float sum(Floats v) {
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) v[i] += v[i + half];
+  }
+  return v[0];
+}
+LONGHAUL_INLINE float largest(Floats v) {
+  float x = v[0];
+  for (int i = 1; i < kLanes; ++i) x = v[i] > x ? v[i] : x;
+  return x;
+}
+LONGHAUL_INLINE float smallest(Floats v) {
+  float x = v[0];
+  for (int i = 1; i < kLanes; ++i) x = v[i] < x ? v[i] : x;
+  return x;
+}
+
+#endif
+
+// Rounds two vectors to bf16, nearest even: the even halves of the words from `even`, the odd ones
+// from `odd`.
+LONGHAUL_INLINE Words rounded_bits(Floats x) {
+  const Words bits = Words(x);
+  const Words nan = bits & 0x7fffffff;
+  const Words up = bits + 0x7fff + ((bits >> 16) & 1);
+  return nan > 0x7f800000 ? bits | 0x400000 : up;
+}
+LONGHAUL_INLINE Words pack_bf16(Floats even, Floats odd) {
+#if defined(__AVX512BF16__)
+  const __m512i interleave = _mm512_set_epi16(
+      31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19,
+      3, 18, 2, 17, 1, 16, 0);
+  return Words(_mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(odd, even)));
+#else
+  using Unsigned = uint32_t __attribute__((vector_size(64)));
+  return Words(Unsigned(rounded_bits(even)) >> 16) | (rounded_bits(odd) & Words(all_words(-65536)));
+#endif
+}
+
+// Sixteen elements as fp32, and back (rounded to nearest even).
+LONGHAUL_INLINE Floats load_as_floats(const float* p) { return load(p); }
+LONGHAUL_INLINE Floats load_as_floats(const bf16* p) {
+  using Halves = uint16_t __attribute__((vector_size(32)));
+  Halves bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return Floats(__builtin_convertvector(bits, Words) << 16);
+}
+LONGHAUL_INLINE void store_rounded(float* p, Floats v) { store(p, v); }
+LONGHAUL_INLINE void store_rounded(bf16* p, Floats v) {
+#if defined(__AVX512BF16__)
+  const __m256bh bits = _mm512_cvtneps_pbh(v);
+  std::memcpy(p, &bits, sizeof bits);
+#else
+  using Halves = uint16_t __attribute__((vector_size(32)));
+  const Halves bits = __builtin_convertvector(rounded_bits(v) >> 16, Halves);
+  std::memcpy(p, &bits, sizeof bits);
+#endif
+}
+
+// acc + the products of the elements that the words hold.
+template <typename T>
+LONGHAUL_INLINE Floats dot(Floats acc, Words a, Words b) {
+  if constexpr (sizeof(T) == 4) {
+    return fma(Floats(a), Floats(b), acc);
+  } else {
+#if defined(__AVX512BF16__)
+    return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+#else
+    const Words high = all_words(-65536);
+    acc = fma(Floats(a << 16), Floats(b << 16), acc);
+    return fma(Floats(a & high), Floats(b & high), acc);
+#endif
+  }
+}
+
+constexpr float kLog2E = 1.4426950408889634F, kLn2 = 0.6931471805599453F;
+
+// 2^x to 2e-7 relative; 0 below -150.
+LONGHAUL_INLINE Floats exp2(Floats x) {
+  x = max(all(-150.0F), x);
+  const Floats n = round(x), f = x - n;
+  Floats p = all(1.5403530e-4F);
+  p = fma(p, f, all(1.3333558e-3F));
+  p = fma(p, f, all(9.6181291e-3F));
+  p = fma(p, f, all(5.5504109e-2F));
+  p = fma(p, f, all(2.4022651e-1F));
+  p = fma(p, f, all(6.9314718e-1F));
+  p = fma(p, f, all(1.0F));
+  return scale_by_power(p, n);
+}
+
+// log2(x) of a normal x > 0.
+LONGHAUL_INLINE Floats log2(Floats x) {
+  Floats e = exponent(x), m = mantissa(x);
+  const Mask large = greater(m, all(1.41421356F));
+  m = select(large, m * 0.5F, m);
+  e = select(large, e + 1.0F, e);
+  const Floats t = (m - 1.0F) / (m + 1.0F), t2 = t * t;
+  Floats p = all(2.0F / 9 * kLog2E);
+  p = fma(p, t2, all(2.0F / 7 * kLog2E));
+  p = fma(p, t2, all(2.0F / 5 * kLog2E));
+  p = fma(p, t2, all(2.0F / 3 * kLog2E));
+  p = fma(p, t2, all(2.0F * kLog2E));
+  return fma(p, t, e);
+}
+
+// Lane i of the result is the sum over the lanes of v[i].
+LONGHAUL_INLINE Floats sums_of_lanes(const Floats (&v)[kLanes]) {
+#if defined(__AVX512F__)
+  __m512 x[8], y[4], z[2];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    x[i] = _mm512_shuffle_f32x4(v[i], v[i + 8], 0x44) + _mm512_shuffle_f32x4(v[i], v[i + 8], 0xEE);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    y[i] = _mm512_shuffle_f32x4(x[i], x[i + 4], 0x88) + _mm512_shuffle_f32x4(x[i], x[i + 4], 0xDD);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    z[i] = _mm512_shuffle_ps(y[i], y[i + 2], 0x44) + _mm512_shuffle_ps(y[i], y[i + 2], 0xEE);
+  }
+  const __m512 r = _mm512_shuffle_ps(z[0], z[1], 0x88) + _mm512_shuffle_ps(z[0], z[1], 0xDD);
+  // Quarter q, lane e of r belongs to v[{0, 8, 4, 12}[q] + {0, 2, 1, 3}[e]].
+  return _mm512_permutexvar_ps(
+      _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15), r);
+#else
+  Floats sums = {};
+  for (int i = 0; i < kLanes; ++i) sums[i] = sum(v[i]);
+  return sums;
+#endif
+}
+
+// Denormals count as zero from here on in this thread: vdpbf16ps flushes them anyway, so that every
+// step sees the same numbers. The state of the thread before is put back at the end.
+class FlushDenormals {
+ public:
+#if defined(__SSE__)
+  FlushDenormals() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | 0x8040); }
+  ~FlushDenormals() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  unsigned before_;
+#endif
+};
+
+}  // namespace longhaul::cpu::LONGHAUL_ISA

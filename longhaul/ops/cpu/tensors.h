@@ -1,0 +1,48 @@
+// Between tensors and the CPU kernels, which take pointers.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "include/longhaul/kernels.h"
+#include "longhaul/base/error.h"
+
+namespace longhaul::ops {
+
+// Empty if the CPU kernels can compute with `x` (a Meta tensor gets its shapes), else why not.
+inline std::string why_no_cpu_kernel(const at::Tensor& x) {
+  if (!x.device().is_cpu() && !x.is_meta()) {
+    return "there is none for " + x.device().str();
+  }
+  if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) {
+    return std::string("it computes in Float and BFloat16, not in ") +
+           c10::toString(x.scalar_type());
+  }
+  return "";
+}
+
+inline longhaul_dtype kernel_dtype(const at::Tensor& x) {
+  return x.scalar_type() == at::kBFloat16 ? LONGHAUL_BFLOAT16 : LONGHAUL_FLOAT32;
+}
+
+// Calls a kernel of include/longhaul/kernels.h with its workspace; throws Error with what it says.
+template <typename Args>
+void run_kernel(const char* op, const char* (*kernel)(const Args*, void*),
+                size_t (*workspace)(const Args*), const Args& args) {
+  const auto bytes = static_cast<int64_t>(workspace(&args));
+  const at::Tensor memory = at::empty({bytes}, at::kByte);
+  const char* wrong = kernel(&args, memory.data_ptr());
+  LONGHAUL_CHECK(!wrong, "{}: {}", op, wrong ? wrong : "");
+}
+
+inline int64_t round_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+// The last dimension filled up with zeros to a multiple of `multiple`, contiguous. Nothing is copied
+// where nothing is missing.
+inline at::Tensor pad_last(const at::Tensor& x, int64_t multiple) {
+  const int64_t missing = round_up(x.size(-1), multiple) - x.size(-1);
+  return missing == 0 ? x.contiguous() : at::constant_pad_nd(x, {0, missing});
+}
+
+}  // namespace longhaul::ops

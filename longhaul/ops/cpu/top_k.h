@@ -1,0 +1,147 @@
+// The K largest of a stream of scores that comes in ascending order of index; ties go to the lowest
+// index. Scores at or below a running threshold are dropped while they stream by; when the buffer is
+// full the threshold rises until little more than K are above it. Exact: a threshold only stands
+// once K kept scores lie strictly above it.
+#pragma once
+
+#include "longhaul/ops/cpu/simd.h"
+
+namespace longhaul::cpu::LONGHAUL_ISA {
+
+// Order of floats as integers, so that a bisection ends after 32 steps.
+LONGHAUL_INLINE int32_t to_order(float x) {
+  int32_t i;
+  std::memcpy(&i, &x, sizeof i);
+  return i < 0 ? i ^ 0x7fffffff : i;
+}
+LONGHAUL_INLINE float from_order(int32_t i) {
+  if (i < 0) i ^= 0x7fffffff;
+  float x;
+  std::memcpy(&x, &i, sizeof x);
+  return x;
+}
+
+class TopK {
+ public:
+  // Room behind the last element that a compress may touch.
+  static constexpr int64_t kSlack = 4 * kLanes;
+  static int64_t capacity(int64_t K) { return (2 * K + 64 > K + 512 ? 2 * K + 64 : K + 512); }
+  // Elements of each of the two buffers.
+  static int64_t buffer_size(int64_t K) { return capacity(K) + kSlack; }
+
+  TopK() = default;
+  TopK(int64_t K, float* scores, int32_t* indices)
+      : K_(K), capacity_(capacity(K)), scores_(scores), indices_(indices) {}
+
+  // Takes the lanes of the mask.
+  LONGHAUL_INLINE void add(Mask valid, Floats scores, Words indices) {
+    const Mask m = valid & greater(scores, all(threshold_));
+    if (m == 0) return;
+    append(m, scores, indices);
+    if (size_ > capacity_) raise_threshold();
+  }
+
+  // Writes the chosen in ascending order of index; the tail up to K gets index -1 and score 0.
+  void finish(int32_t* indices, float* scores) {
+    if (size_ > K_) keep_exactly_k();
+    std::memcpy(indices, indices_, static_cast<size_t>(size_) * sizeof *indices);
+    std::memcpy(scores, scores_, static_cast<size_t>(size_) * sizeof *scores);
+    for (int64_t i = size_; i < K_; ++i) {
+      indices[i] = -1;
+      scores[i] = 0;
+    }
+  }
+
+ private:
+  LONGHAUL_INLINE void append(Mask m, Floats scores, Words indices) {
+    compress(m, scores, scores_ + size_);
+    compress(m, indices, indices_ + size_);
+    size_ += __builtin_popcount(m);
+  }
+
+  int64_t count_above(float threshold) const {
+    int64_t count = 0;
+    for (int64_t i = 0; i < size_; i += kLanes) {
+      const Mask above = greater(load(scores_ + i), all(threshold));
+      count += __builtin_popcount(above & first_lanes(size_ - i));
+    }
+    return count;
+  }
+
+  // A threshold above which lie at least K, and at most `most` if ties allow. Halves the range of
+  // values at first, then the range of float numbers.
+  float find_threshold(int64_t most) const {
+    float low = scores_[0], high = scores_[0];
+    for (int64_t i = 1; i < size_; ++i) {
+      low = scores_[i] < low ? scores_[i] : low;
+      high = scores_[i] > high ? scores_[i] : high;
+    }
+    constexpr float kSmallest = 1.17549435e-38F;  // denormals count as zero
+    int64_t below = int64_t{to_order(low)} - 1, above = to_order(high), count = size_;
+    if (__builtin_fabsf(low) < kSmallest) below = to_order(-kSmallest);
+    for (int step = 0; above - below > 1 && count > most; ++step) {
+      int64_t middle = to_order(0.5F * low + 0.5F * high);
+      if (step >= 20 || middle <= below || middle >= above) middle = (below + above) >> 1;
+      const float threshold = from_order(static_cast<int32_t>(middle));
+      const int64_t found = count_above(threshold);
+      if (found >= K_) {
+        below = middle;
+        low = threshold;
+        count = found;
+      } else {
+        above = middle;
+        high = threshold;
+      }
+    }
+    return from_order(static_cast<int32_t>(below));
+  }
+
+  void drop_up_to(float threshold) {
+    const int64_t size = size_;
+    size_ = 0;
+    for (int64_t i = 0; i < size; i += kLanes) {
+      const Floats scores = load(scores_ + i);
+      const Words indices = load_words(indices_ + i);
+      append(greater(scores, all(threshold)) & first_lanes(size - i), scores, indices);
+    }
+  }
+
+  void raise_threshold() {
+    threshold_ = find_threshold(K_ + K_ / 4);
+    drop_up_to(threshold_);
+    if (size_ <= capacity_) return;
+    // Too many are equal: whatever equals the smallest of K chosen comes too late from now on.
+    keep_exactly_k();
+    for (int64_t i = 0; i < size_; ++i) {
+      if (i == 0 || scores_[i] < threshold_) threshold_ = scores_[i];
+    }
+  }
+
+  void keep_exactly_k() {
+    drop_up_to(find_threshold(K_));
+    if (size_ <= K_) return;
+    // All that are left over equal the smallest; those of the highest indices go.
+    float smallest = scores_[0];
+    for (int64_t i = 1; i < size_; ++i) smallest = scores_[i] < smallest ? scores_[i] : smallest;
+    int64_t surplus = size_ - K_;
+    for (int64_t i = size_ - 1; surplus > 0; --i) {
+      if (scores_[i] != smallest) continue;
+      indices_[i] = -1;
+      --surplus;
+    }
+    int64_t kept = 0;
+    for (int64_t i = 0; i < size_; ++i) {
+      if (indices_[i] < 0) continue;
+      scores_[kept] = scores_[i];
+      indices_[kept++] = indices_[i];
+    }
+    size_ = kept;
+  }
+
+  int64_t K_ = 0, capacity_ = 0, size_ = 0;
+  float threshold_ = -__builtin_inff();
+  float* scores_ = nullptr;
+  int32_t* indices_ = nullptr;
+};
+
+}  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -1,0 +1,317 @@
+// The indexer's loss and gradients in one pass over the selected keys. With p the normalised head
+// sum, r the softmax of the scores I, a = q_j.k and dI = r - p:
+//   loss = sum of p (log p - log r),   dw_j += dI relu(a),   dq_j += c k,   dk += c q_j,
+//   c = dI w_j where a > 0
+#include <omp.h>
+
+#include "include/longhaul/kernels.h"
+#include "longhaul/ops/cpu/heads.h"
+#include "longhaul/ops/cpu/kernel_table.h"
+#include "longhaul/ops/cpu/row_scatter.h"
+
+namespace longhaul::cpu::LONGHAUL_ISA {
+namespace {
+
+using Args = longhaul_indexer_kl_loss_args;
+
+// What a thread works in.
+template <typename T, bool kSplit>
+struct Buffers {
+  using Layout = HeadLayout<T, kSplit>;
+
+  KeyList keys;      // without gradients; else the superblock's
+  int32_t* query;    // [D steps][vectors][16]
+  float* scores;     // of the selected keys, then dI
+  float* target;     // p
+  int32_t* weights;  // c of a block as operands
+  float* sums;       // dq [D / 32][heads][32]
+  char* zeros;       // a row
+
+  Buffers(const Args& a, Workspace& workspace) {
+    const int64_t K = round_up(a.K, kKeyBlock), lanes = Layout::vectors(a.H) * kLanes;
+    keys.keys = workspace.take<int32_t>(K + kLanes);
+    keys.slots = workspace.take<int32_t>(K + kLanes);
+    query = workspace.take<int32_t>(a.D / Layout::kStep * lanes);
+    scores = workspace.take<float>(K);
+    target = workspace.take<float>(K);
+    weights = workspace.take<int32_t>(kKeyBlock / kPack<T> * lanes);
+    sums = workspace.take<float>(a.D * Layout::heads(a.H));
+    zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(T)));
+  }
+};
+
+template <typename T, bool kSplit>
+RowScatter plan_scatter(const Args& a, Workspace& workspace) {
+  const int words = static_cast<int>(HeadLayout<T, kSplit>::heads(a.H)) / kPack<T>;
+  RowScatter scatter = {};
+  scatter.K = a.K;
+  scatter.D = a.D;
+  scatter.weight_words = words;
+  scatter.paired_words = words * a.D;
+  scatter.terms[0] = {.paired = nullptr, .D = a.D, .offset = 0, .words = words};
+  scatter.num_terms = 1;
+  scatter.plan(a.S, a.L, words);
+  scatter.take(workspace, a.L, omp_get_max_threads());
+  return scatter;
+}
+
+template <typename T, bool kSplit>
+class Loss {
+ public:
+  using Layout = HeadLayout<T, kSplit>;
+
+  Loss(const Args& a, Workspace& workspace) : a_(a), buffers_(a, workspace) {}
+
+  void clear() { std::memset(buffers_.zeros, 0, static_cast<size_t>(a_.D) * sizeof(T)); }
+
+  // One query's loss.
+  void evaluate(int64_t row, const T* key) {
+    buffers_.keys.fill(a_.indices + row * a_.K, a_.K);
+    prepare(row);
+    diverge(row, buffers_.keys, key);
+  }
+
+  // Its loss and gradients; `place` is its number in the superblock.
+  void differentiate(int64_t row, const T* key, const RowScatter& scatter, int64_t place) {
+    KeyList keys = scatter.key_list(place);
+    keys.fill(a_.indices + row * a_.K, a_.K);
+    scatter.sizes[place] = keys.size;
+    prepare(row);
+    diverge(row, keys, key);
+
+    const int H = static_cast<int>(a_.H), heads = static_cast<int>(Layout::heads(a_.H));
+    pair_heads(query_of(row), a_.D, H, heads, a_.D, scatter.paired + place * scatter.paired_words);
+    std::memset(buffers_.sums, 0, static_cast<size_t>(a_.D * heads) * sizeof(float));
+    for (int64_t v = 0; v < Layout::vectors(a_.H); ++v) d_weights_[v] = Floats{};
+    for (int64_t from = 0; from < keys.size; from += kKeyBlock) {
+      const char* rows[kKeyBlock];
+      const int count = keys.rows(from, base(key), row_bytes(), buffers_.zeros, rows);
+      keys.prefetch(from + kKeyBlock, base(key), row_bytes());
+      const int padded = static_cast<int>(round_up(count, 8));
+      for (int r = 0; r < padded; r += 8) {
+        int32_t* weights = scatter.weights_of(place) + (from + r) * scatter.weight_words;
+        for (int64_t v = 0; v < Layout::vectors(a_.H); ++v) {
+          add_keys(rows + r, r, buffers_.scores + from + r, v, weights, heads);
+        }
+      }
+      add_weighted_rows<T>(rows, padded, buffers_.weights, heads, a_.D, buffers_.sums);
+    }
+    store_gradients(row);
+  }
+
+ private:
+  const T* query_of(int64_t row) const {
+    return static_cast<const T*>(a_.query) + row * a_.H * a_.D;
+  }
+  static const char* base(const T* key) { return reinterpret_cast<const char*>(key); }
+  int64_t row_bytes() const { return a_.D * static_cast<int64_t>(sizeof(T)); }
+
+  void prepare(int64_t row) {
+    const int64_t vectors = Layout::vectors(a_.H);
+    pack_heads<T, kSplit>(query_of(row), a_.D, static_cast<int>(a_.H), a_.D,
+                          static_cast<int>(vectors), buffers_.query, vectors * kLanes);
+    float weights[kMaxVectors * kLanes];
+    for (int64_t h = 0; h < Layout::heads(a_.H); ++h) {
+      weights[h] = h < a_.H ? a_.weights[row * a_.H + h] : 0;
+    }
+    for (int64_t v = 0; v < vectors; ++v) {
+      weights_[v] = Layout::load_heads(weights + v * Layout::kHeads);
+    }
+  }
+
+  // relu(q.k) of 8 keys for one vector of heads.
+  LONGHAUL_INLINE void multiply(const char* const* rows, int64_t v,
+                                Floats (&units)[8 / Layout::kKeysInUnit]) const {
+    Floats dots[8][1] = {};
+    multiply_rows<T, kSplit, 8, 1, 2>(rows, buffers_.query + v * kLanes,
+                                      Layout::vectors(a_.H) * kLanes, a_.D / Layout::kStep, dots);
+    for (int i = 0; i < 8 / Layout::kKeysInUnit; ++i) {
+      units[i] = max(Layout::unit(&dots[i * Layout::kKeysInUnit][0]), Floats{});
+    }
+  }
+
+  // The scores of the selected keys, as the selection saw them or computed anew.
+  void find_scores(int64_t row, const KeyList& keys, const T* key) {
+    if (a_.scores) {
+      for (int64_t i = 0; i < keys.size; ++i) {
+        buffers_.scores[i] = a_.scores[row * a_.K + keys.slots[i]];
+      }
+      return;
+    }
+    constexpr int kUnits = kLanes / Layout::kKeysInUnit;
+    for (int64_t from = 0; from < keys.size; from += kKeyBlock) {
+      const char* rows[kKeyBlock];
+      keys.rows(from, base(key), row_bytes(), buffers_.zeros, rows);
+      for (int r = 0; r < kKeyBlock; r += kLanes) {
+        Floats units[kLanes] = {};
+        for (int64_t v = 0; v < Layout::vectors(a_.H); ++v) {
+          for (int half = 0; half < 2; ++half) {
+            Floats dots[8 / Layout::kKeysInUnit];
+            multiply(rows + r + 8 * half, v, dots);
+            for (int i = 0; i < kUnits / 2; ++i) {
+              units[half * kUnits / 2 + i] = fma(dots[i], weights_[v], units[half * kUnits / 2 + i]);
+            }
+          }
+        }
+        store(buffers_.scores + from + r, sums_over_heads<kSplit>(units));
+      }
+    }
+  }
+
+  // The loss of the query, and dI in place of the scores; 0 for keys that are not there.
+  void diverge(int64_t row, const KeyList& keys, const T* key) {
+    const int64_t padded = round_up(keys.size, kKeyBlock);
+    float* scores = buffers_.scores;
+    float mass = 0;
+    for (int64_t i = 0; i < keys.size; ++i) mass += a_.head_sum[row * a_.K + keys.slots[i]];
+    if (keys.size == 0 || mass <= 0) {
+      for (int64_t i = 0; i < padded; ++i) scores[i] = 0;
+      a_.loss[row] = 0;
+      return;
+    }
+    find_scores(row, keys, key);
+    for (int64_t i = 0; i < padded; ++i) {
+      const bool there = i < keys.size;
+      buffers_.target[i] = there ? a_.head_sum[row * a_.K + keys.slots[i]] / mass : 0;
+      if (!there) scores[i] = -1e30F;
+    }
+    Floats highest = load(scores);
+    for (int64_t i = 0; i < padded; i += kLanes) highest = max(highest, load(scores + i));
+    const Floats shift = all(largest(highest) * kLog2E);
+
+    // log2 of p / r is log2 p - x + log2(sum), and the last is the same for all keys.
+    Floats total = {}, loss = {}, target_total = {};
+    for (int64_t i = 0; i < padded; i += kLanes) {
+      const Floats x = load(scores + i) * kLog2E - shift, p = load(buffers_.target + i);
+      const Floats e = exp2(x), log_p = log2(max(p, all(1.2e-38F)));
+      const Mask counts = greater(p, Floats{});
+      total += e;
+      target_total += p;
+      loss += select(counts, p * (log_p - x), Floats{});
+      store(scores + i, e);
+    }
+    const float sum_of_e = sum(total);
+    float log_sum[kLanes];
+    store(log_sum, log2(all(sum_of_e)));
+    a_.loss[row] = (sum(loss) + log_sum[0] * sum(target_total)) * kLn2;
+    const Floats inverse = all(1 / sum_of_e);
+    for (int64_t i = 0; i < padded; i += kLanes) {
+      store(scores + i, load(scores + i) * inverse - load(buffers_.target + i));
+    }
+    for (int64_t i = keys.size; i < padded; ++i) scores[i] = 0;
+  }
+
+  // Gradients at 8 keys for one vector of heads.
+  LONGHAUL_INLINE void add_keys(const char* const* rows, int r, const float* d_scores, int64_t v,
+                                int32_t* key_weights, int heads) {
+    constexpr int kKeys = Layout::kKeysInUnit, kUnits = Layout::kUnitsInWord;
+    Floats dots[8 / kKeys];
+    multiply(rows, v, dots);
+    for (int i = 0; i < 8; i += kKeys * kUnits) {
+      Floats c[kUnits];
+      for (int u = 0; u < kUnits; ++u) {
+        const int at = i + u * kKeys;
+        const Floats a = dots[at / kKeys];
+        const Floats dI = kSplit ? Floats(broadcast_pair(d_scores + at)) : all(d_scores[at]);
+        d_weights_[v] = fma(dI, a, d_weights_[v]);
+        c[u] = select(greater(a, Floats{}), dI * weights_[v], Floats{});
+        Layout::store_key_weights(key_weights + at * heads / kPack<T>, v, c[u]);
+      }
+      Layout::store_operand(buffers_.weights + (r + i) / kPack<T> * heads + v * Layout::kHeads, c);
+    }
+  }
+
+  void store_gradients(int64_t row) {
+    const int64_t H = a_.H, heads = Layout::heads(H);
+    float d_weights[kMaxVectors * kLanes];
+    for (int64_t v = 0; v < Layout::vectors(H); ++v) {
+      Layout::store_heads(d_weights + v * Layout::kHeads, Layout::sum_of_head(d_weights_[v]));
+    }
+    std::memcpy(a_.d_weights + row * H, d_weights, static_cast<size_t>(H) * sizeof(float));
+    store_sums<T>(buffers_.sums, static_cast<int>(heads), static_cast<int>(H), a_.D, ones_,
+                  static_cast<T*>(a_.d_query) + row * H * a_.D, a_.D);
+  }
+
+  const Args& a_;
+  Buffers<T, kSplit> buffers_;
+  Floats weights_[kMaxVectors], d_weights_[kMaxVectors];
+  static constexpr Ones ones_ = {};
+};
+
+template <typename T, bool kSplit>
+struct Run {
+  static size_t thread_bytes(const Args& a) {
+    Workspace workspace(nullptr);
+    const Loss<T, kSplit> one(a, workspace);
+    return workspace.bytes();
+  }
+
+  static size_t workspace(const Args& a) {
+    Workspace shared(nullptr);
+    if (a.d_query) plan_scatter<T, kSplit>(a, shared);
+    return shared.bytes() + thread_bytes(a) * static_cast<size_t>(omp_get_max_threads());
+  }
+
+  static void run(const Args& a, void* memory) {
+    Workspace shared(memory);
+    RowScatter scatter = {};
+    if (a.d_query) {
+      scatter = plan_scatter<T, kSplit>(a, shared);
+      std::memset(scatter.no_weights, 0, static_cast<size_t>(scatter.weight_words) * 4);
+    }
+    char* rest = static_cast<char*>(memory) + shared.bytes();
+    const size_t bytes = thread_bytes(a);
+#pragma omp parallel
+    {
+      const FlushDenormals flush;
+      const int64_t thread = omp_get_thread_num();
+      Workspace own(rest + bytes * static_cast<size_t>(thread));
+      Loss<T, kSplit> loss(a, own);
+      loss.clear();
+      if (a.d_query) {
+        for (int64_t b = 0; b < a.B; ++b) run_row(a, scatter, loss, b, thread);
+      } else {
+#pragma omp for schedule(dynamic, 16)
+        for (int64_t row = 0; row < a.B * a.S; ++row) {
+          loss.evaluate(row, static_cast<const T*>(a.key) + row / a.S * a.L * a.D);
+        }
+      }
+    }
+  }
+
+ private:
+  // One row of the batch with gradients, by all threads.
+  static void run_row(const Args& a, const RowScatter& scatter, Loss<T, kSplit>& loss, int64_t b,
+                      int64_t thread) {
+    const T* key = static_cast<const T*>(a.key) + b * a.L * a.D;
+    scatter.clear_sums((a.L + scatter.chunk - 1) / scatter.chunk, a.L);
+    for (int64_t t0 = 0; t0 < a.S; t0 += scatter.queries) {
+      const int64_t count = a.S - t0 < scatter.queries ? a.S - t0 : scatter.queries;
+#pragma omp for schedule(dynamic, 4)
+      for (int64_t i = 0; i < count; ++i) {
+        loss.differentiate(b * a.S + t0 + i, key, scatter, i);
+      }
+      scatter.template add_all<T>(count, a.L, thread);
+    }
+    scatter.store_rows(a.L, static_cast<T*>(a.d_key) + b * a.L * a.D);
+  }
+};
+
+}  // namespace
+
+size_t indexer_kl_loss_workspace(const Args& a) {
+  return with_layout(a.dtype, a.H, [&](auto types) {
+    using L = decltype(types);
+    return Run<typename L::Element, L::kSplitHeads>::workspace(a);
+  });
+}
+
+void indexer_kl_loss(const Args& a, void* workspace) {
+  with_layout(a.dtype, a.H, [&](auto types) {
+    using L = decltype(types);
+    Run<typename L::Element, L::kSplitHeads>::run(a, workspace);
+    return size_t{0};
+  });
+}
+
+}  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -1,0 +1,192 @@
+// Scores and top-k in one pass. Keys are packed in tiles of 48 that lie on the lanes, a register
+// tile is 8 heads by 48 keys, and relu, weights and the sum over heads stay in registers: scores per
+// head never reach memory, scores only those above the row's running threshold.
+#include <omp.h>
+
+#include "include/longhaul/kernels.h"
+#include "longhaul/ops/cpu/kernel_table.h"
+#include "longhaul/ops/cpu/tile.h"
+#include "longhaul/ops/cpu/top_k.h"
+#include "longhaul/ops/cpu/workspace.h"
+
+namespace longhaul::cpu::LONGHAUL_ISA {
+namespace {
+
+using Args = longhaul_lightning_indexer_args;
+
+constexpr int kTile = 3 * kLanes;  // keys
+constexpr int kHeads = 8;          // of a register tile
+constexpr int64_t kQueries = 32;   // that share a tile of keys while it is in the cache
+
+int64_t padded_heads(const Args& a) { return round_up(a.H, kHeads); }
+
+// What a thread holds for each of the queries that it works on.
+struct Buffers {
+  int64_t tiles, slots;
+  int32_t* keys;     // [tiles][D words][48]
+  int32_t* queries;  // [slots][heads][D words], only where heads are padded
+  float* weights;    // [slots][heads], padded with 0
+  float* scores;     // [slots][buffer]
+  int32_t* indices;  // likewise
+
+  Buffers(const Args& a, Workspace& workspace)
+      : tiles((a.L + kTile - 1) / kTile), slots(omp_get_max_threads() * kQueries) {
+    const int64_t words = a.dtype == LONGHAUL_FLOAT32 ? a.D : a.D / 2;
+    keys = workspace.take<int32_t>(tiles * kTile * words);
+    queries = workspace.take<int32_t>(a.H == padded_heads(a) ? 0 : slots * padded_heads(a) * words);
+    weights = workspace.take<float>(slots * padded_heads(a));
+    scores = workspace.take<float>(slots * TopK::buffer_size(a.K));
+    indices = workspace.take<int32_t>(slots * TopK::buffer_size(a.K));
+  }
+};
+
+// key [L, D] to [tiles][D words][48]; keys from L on are zero.
+template <typename T>
+void pack_keys(const T* key, int64_t L, int64_t D, int64_t tile, int32_t* out) {
+  const int64_t words = D / kPack<T>;
+  for (int64_t i = 0; i < kTile; ++i) {
+    const int64_t s = tile * kTile + i;
+    int32_t* to = out + tile * kTile * words + i;
+    for (int64_t w = 0; w < words; ++w, to += kTile) {
+      if (s < L) {
+        std::memcpy(to, key + s * D + w * kPack<T>, 4);
+      } else {
+        *to = 0;
+      }
+    }
+  }
+}
+
+// I of one query at 48 keys. Its heads lie one after the other, H is a multiple of 8.
+template <typename T>
+LONGHAUL_INLINE void score_tile(const char* heads, const float* weights, int64_t H,
+                                const int32_t* keys, int64_t words, Floats (&scores)[3]) {
+  for (int c = 0; c < 3; ++c) scores[c] = Floats{};
+  for (int64_t h0 = 0; h0 < H; h0 += kHeads) {
+    const char* rows[kHeads];
+#pragma GCC unroll 8
+    for (int h = 0; h < kHeads; ++h) rows[h] = heads + (h0 + h) * words * 4;
+    Floats dots[kHeads][3] = {};
+    multiply_rows<T, false, kHeads, 3>(rows, keys, kTile, words, dots);
+#pragma GCC unroll 8
+    for (int h = 0; h < kHeads; ++h) {
+      const Floats w = all(weights[h0 + h]);
+#pragma GCC unroll 3
+      for (int c = 0; c < 3; ++c) scores[c] = fma(max(dots[h][c], Floats{}), w, scores[c]);
+    }
+  }
+}
+
+// NaN counts as the largest score and -inf as a number, so that a visible key is always chosen
+// before none.
+LONGHAUL_INLINE Floats comparable(Floats scores) {
+  const Floats numbers = max(scores, all(-3.402823466e38F));
+  return Words(scores != scores) ? all(__builtin_inff()) : numbers;
+}
+
+struct Query {
+  const char* heads;
+  const float* weights;
+  int64_t first, last;  // the keys it sees
+};
+
+// The query's heads and weights, padded in the slot's buffers where that is needed.
+Query prepare(const Args& a, const Buffers& buffers, int64_t row, int64_t slot) {
+  const int64_t padded = padded_heads(a);
+  const int64_t head_bytes = a.D * (a.dtype == LONGHAUL_FLOAT32 ? 4 : 2);
+  Query query = {.heads = static_cast<const char*>(a.query) + row * a.H * head_bytes,
+                 .weights = buffers.weights + slot * padded,
+                 .first = a.first_key[row],
+                 .last = a.last_key[row]};
+  float* weights = buffers.weights + slot * padded;
+  for (int64_t h = 0; h < padded; ++h) weights[h] = h < a.H ? a.weights[row * a.H + h] : 0;
+  if (padded != a.H) {
+    char* copy = reinterpret_cast<char*>(buffers.queries) + slot * padded * head_bytes;
+    std::memcpy(copy, query.heads, static_cast<size_t>(a.H * head_bytes));
+    std::memset(copy + a.H * head_bytes, 0, static_cast<size_t>((padded - a.H) * head_bytes));
+    query.heads = copy;
+  }
+  return query;
+}
+
+// A tile's keys that the query sees are offered to its top-k.
+template <typename T>
+LONGHAUL_INLINE void offer_tile(const Args& a, const Query& query, const int32_t* keys,
+                                int64_t tile, TopK& best) {
+  Floats scores[3];
+  score_tile<T>(query.heads, query.weights, padded_heads(a), keys, a.D / kPack<T>, scores);
+  const Words seen_to = all_words(static_cast<int32_t>(query.last));
+  const Words not_seen = all_words(static_cast<int32_t>(query.first) - 1);
+#pragma GCC unroll 3
+  for (int c = 0; c < 3; ++c) {
+    const Words numbers = lane_numbers() + static_cast<int32_t>(tile * kTile + c * kLanes);
+    const Mask visible = at_most(numbers, seen_to) & ~at_most(numbers, not_seen);
+    best.add(visible, comparable(scores[c]), numbers);
+  }
+}
+
+// Queries [t0, t1) of row b of the batch: each tile of keys is read once for all of them.
+template <typename T>
+void select_block(const Args& a, const Buffers& buffers, int64_t b, int64_t t0, int64_t t1) {
+  const int64_t size = TopK::buffer_size(a.K), slot0 = omp_get_thread_num() * kQueries;
+  Query queries[kQueries];
+  TopK best[kQueries];
+  int64_t first = a.L, last = -1;
+  for (int64_t t = t0; t < t1; ++t) {
+    const int64_t i = t - t0, slot = slot0 + i;
+    queries[i] = prepare(a, buffers, b * a.S + t, slot);
+    best[i] = TopK(a.K, buffers.scores + slot * size, buffers.indices + slot * size);
+    if (queries[i].first > queries[i].last) continue;
+    first = queries[i].first < first ? queries[i].first : first;
+    last = queries[i].last > last ? queries[i].last : last;
+  }
+  for (int64_t tile = first / kTile; tile * kTile <= last; ++tile) {
+    const int32_t* keys = buffers.keys + tile * kTile * (a.D / kPack<T>);
+    for (int64_t i = 0; i < t1 - t0; ++i) {
+      const bool seen = queries[i].first < (tile + 1) * kTile && queries[i].last >= tile * kTile;
+      if (seen) offer_tile<T>(a, queries[i], keys, tile, best[i]);
+    }
+  }
+  for (int64_t t = t0; t < t1; ++t) {
+    const int64_t row = b * a.S + t;
+    best[t - t0].finish(a.indices + row * a.K, a.scores + row * a.K);
+  }
+}
+
+template <typename T>
+void run(const Args& a, void* memory) {
+  Workspace workspace(memory);
+  const Buffers buffers(a, workspace);
+  const int64_t blocks = (a.S + kQueries - 1) / kQueries;
+  for (int64_t b = 0; b < a.B; ++b) {
+    const T* key = static_cast<const T*>(a.key) + b * a.L * a.D;
+#pragma omp parallel
+    {
+      const FlushDenormals flush;
+#pragma omp for schedule(static)
+      for (int64_t tile = 0; tile < buffers.tiles; ++tile) {
+        pack_keys(key, a.L, a.D, tile, buffers.keys);
+      }
+      // The longest first, so that the threads end together.
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t i = blocks - 1; i >= 0; --i) {
+        const int64_t end = (i + 1) * kQueries;
+        select_block<T>(a, buffers, b, i * kQueries, end < a.S ? end : a.S);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+size_t lightning_indexer_workspace(const Args& a) {
+  Workspace workspace(nullptr);
+  const Buffers buffers(a, workspace);
+  return workspace.bytes();
+}
+
+void lightning_indexer(const Args& a, void* workspace) {
+  a.dtype == LONGHAUL_FLOAT32 ? run<float>(a, workspace) : run<bf16>(a, workspace);
+}
+
+}  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -1,0 +1,157 @@
+#include "longhaul/ops/sparse_flash_attention/sparse_flash_attention.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/cpu/tensors.h"
+
+namespace longhaul::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kColumns = 32;  // the kernels' rows and values are multiples of it
+
+// Empty if the kernels cover the case.
+std::string why_not_fused(const Tensor& query, const Tensor& key, const Tensor& value) {
+  if (value.defined() || key.dim() != 3) {
+    return "it is for absorbed MLA, where the values are the first columns of a shared key";
+  }
+  if (query.size(2) > 128) return "it has at most 128 heads";
+  if (key.scalar_type() != query.scalar_type()) return "query and key differ in dtype";
+  return why_no_cpu_kernel(query);
+}
+
+// [..., D] with its V value columns and the columns behind them each filled up to a multiple of 32.
+Tensor pad_parts(const Tensor& x, int64_t V) {
+  if (V % kColumns == 0) return pad_last(x, kColumns);
+  const int64_t D = x.size(-1);
+  if (V == D) return pad_last(x, kColumns);
+  return at::cat({pad_last(x.narrow(-1, 0, V), kColumns), pad_last(x.narrow(-1, V, D - V), kColumns)},
+                 -1);
+}
+
+Tensor unpad_parts(const Tensor& x, int64_t D, int64_t V) {
+  if (x.size(-1) == D) return x;
+  if (V % kColumns == 0 || V == D) return x.narrow(-1, 0, D).contiguous();
+  return at::cat({x.narrow(-1, 0, V), x.narrow(-1, round_up(V, kColumns), D - V)}, -1);
+}
+
+// The kernels' view of the operands; holds what it points at.
+struct Operands {
+  Tensor query_BSHD, key_BLD, indices_BSK;
+  int64_t D, V;  // without padding
+  longhaul_sparse_attention_args args;
+
+  Operands(const Tensor& query, const Tensor& key, const Tensor& indices, double scale, int64_t V)
+      : query_BSHD(pad_parts(query, V)),
+        key_BLD(pad_parts(key, V)),
+        indices_BSK(indices.to(at::kInt).contiguous()),
+        D(query.size(3)),
+        V(V),
+        args{.dtype = kernel_dtype(query),
+             .B = query.size(0),
+             .S = query.size(1),
+             .L = key.size(1),
+             .H = query.size(2),
+             .D = query_BSHD.size(3),
+             .V = round_up(V, kColumns),
+             .K = indices.size(2),
+             .scale = static_cast<float>(scale),
+             .query = query_BSHD.const_data_ptr(),
+             .key = key_BLD.const_data_ptr(),
+             .indices = indices_BSK.const_data_ptr<int32_t>(),
+             .out = nullptr,
+             .softmax_max = nullptr,
+             .softmax_sum = nullptr,
+             .head_sum = nullptr} {}
+};
+
+struct SparseAttention : torch::autograd::Function<SparseAttention> {
+  // out [B, S, H, V], softmax_max and softmax_sum [B, S, H], head_sum [B, S, K] or empty.
+  static variable_list forward(AutogradContext* ctx, const Tensor& query, const Tensor& key,
+                               const Tensor& indices, const AttentionOptions& options) {
+    const int64_t B = query.size(0), S = query.size(1), H = query.size(2), V = options.value_dim;
+    const int64_t K = options.return_head_sum ? indices.size(2) : 0;
+    const auto fp32 = query.options().dtype(at::kFloat);
+    Tensor out = at::empty({B, S, H, round_up(V, kColumns)}, query.options());
+    const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
+    const Tensor head_sum = at::empty({B, S, K}, fp32);
+    if (!query.is_meta() && indices.size(2) > 0) {
+      Operands operands(query, key, indices, options.scale, V);
+      operands.args.out = out.data_ptr();
+      operands.args.softmax_max = max.data_ptr<float>();
+      operands.args.softmax_sum = sum.data_ptr<float>();
+      if (options.return_head_sum) operands.args.head_sum = head_sum.data_ptr<float>();
+      run_kernel("sparse_flash_attention", longhaul_sparse_attention,
+                 longhaul_sparse_attention_workspace, operands.args);
+    } else if (!query.is_meta()) {
+      for (const auto& x : {out, max, sum}) x.zero_();
+    }
+    out = unpad_parts(out, V, V);
+    ctx->save_for_backward({query, key, indices, out, max, sum});
+    ctx->saved_data["scale"] = options.scale;
+    ctx->mark_non_differentiable({max, sum, head_sum});
+    return {out, max, sum, head_sum};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &query = saved[0], &key = saved[1], &indices = saved[2];
+    const int64_t V = saved[3].size(3);
+    if (query.is_meta()) return {at::empty_like(query), at::empty_like(key), Tensor(), Tensor()};
+    if (indices.size(2) == 0) return {at::zeros_like(query), at::zeros_like(key), Tensor(), Tensor()};
+    Operands operands(query, key, indices, ctx->saved_data["scale"].toDouble(), V);
+    const Tensor out = pad_last(saved[3], kColumns);
+    const Tensor d_out = pad_last(grads[0].to(query.scalar_type()), kColumns);
+    const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
+    const Tensor d_key = at::empty(operands.key_BLD.sizes(), key.options());
+    operands.args.out = out.data_ptr();
+    operands.args.softmax_max = saved[4].data_ptr<float>();
+    operands.args.softmax_sum = saved[5].data_ptr<float>();
+    run_kernel("sparse_flash_attention_grad", longhaul_sparse_attention_grad,
+               longhaul_sparse_attention_grad_workspace,
+               longhaul_sparse_attention_grad_args{.forward = operands.args,
+                                                   .d_out = d_out.const_data_ptr(),
+                                                   .d_query = d_query.data_ptr(),
+                                                   .d_key = d_key.data_ptr()});
+    return {unpad_parts(d_query, operands.D, V), unpad_parts(d_key, operands.D, V), Tensor(),
+            Tensor()};
+  }
+};
+
+AttentionResult fused(const Tensor& query, const Tensor& key, const Tensor& indices,
+                      const AttentionOptions& options) {
+  check_shape(key, {query.size(0), kAnySize, query.size(3)}, "attention key");
+  LONGHAUL_CHECK(options.value_dim >= 1 && options.value_dim <= key.size(2),
+                 "sparse attention: value_dim is {}, must be 1 to {}", options.value_dim,
+                 key.size(2));
+  const auto results = SparseAttention::apply(query, key, indices, options);
+  AttentionResult result;
+  result.out_BSHV = results[0];
+  if (options.return_statistics) {
+    result.softmax_max = results[1];
+    result.softmax_sum = results[2];
+  }
+  if (options.return_head_sum) result.head_sum = results[3];
+  return result;
+}
+
+}  // namespace
+
+AttentionResult sparse_flash_attention(const Tensor& query_BSHD, const Tensor& key,
+                                       const Tensor& value, const Tensor& indices_BSK,
+                                       const AttentionOptions& options) {
+  check_dims(query_BSHD, 4, "attention query");
+  check_shape(indices_BSK, {query_BSHD.size(0), query_BSHD.size(1), kAnySize},
+              "sparse attention indices");
+  if (options.kernel == Kernel::kFused) {
+    const std::string reason = why_not_fused(query_BSHD, key, value);
+    if (reason.empty()) return fused(query_BSHD, key, indices_BSK, options);
+    report_fallback("sparse_flash_attention", reason);
+  }
+  return sparse_flash_attention_reference(query_BSHD, key, value, indices_BSK, options);
+}
+
+}  // namespace longhaul::ops
