@@ -12,10 +12,11 @@ TUNED_ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "281474976710656",
     "MALLOC_TOP_PAD_": "67108864",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
 # What would change the speed of one side and comes from the caller's shell.
-FOREIGN = ("MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "LD_PRELOAD", "TORCH_")
+FOREIGN = ("GLIBC_TUNABLES", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "LD_PRELOAD", "TORCH_")
 
 
 def environment(threads, extra=None):

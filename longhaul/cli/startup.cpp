@@ -20,7 +20,9 @@ void restart_with_process_policy(char** argv) {
   if (std::getenv("OMP_WAIT_POLICY") && std::getenv("MALLOC_TRIM_THRESHOLD_")) return;
   if (!computes(argv)) return;
   constexpr int kKeepTheUsers = 0;
+  if (!std::getenv("OMP_WAIT_POLICY")) setenv("GOMP_SPINCOUNT", "3000", kKeepTheUsers);
   setenv("OMP_WAIT_POLICY", "passive", kKeepTheUsers);
+  setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", kKeepTheUsers);
   setenv("MALLOC_MMAP_MAX_", "0", kKeepTheUsers);
   setenv("MALLOC_TRIM_THRESHOLD_", "281474976710656", kKeepTheUsers);  // 2^48: never
   setenv("MALLOC_TOP_PAD_", "67108864", kKeepTheUsers);                // grow by 64 MiB

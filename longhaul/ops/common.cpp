@@ -1,5 +1,6 @@
 #include "longhaul/ops/common.h"
 
+#include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
 #include "longhaul/base/error.h"
@@ -32,6 +33,13 @@ Tensor visible_mask(const Tensor& doc_start_BS) {
   const Tensor key_S = at::arange(S, doc_start_BS.options());
   const Tensor causal_SS = key_S.unsqueeze(0) <= key_S.unsqueeze(1);
   return (key_S >= doc_start_BS.unsqueeze(-1)).logical_and_(causal_SS);
+}
+
+int64_t keys_up_to_last(const Tensor& mask_BQS) {
+  const int64_t S = mask_BQS.size(2);
+  if (mask_BQS.is_meta() || mask_BQS.numel() == 0) return S;
+  const Tensor seen = mask_BQS.any(0).any(0).nonzero();
+  return seen.size(0) == 0 ? 1 : seen[-1].item<int64_t>() + 1;
 }
 
 std::string shape_text(const Tensor& x) { return fmt::format("{}", fmt::join(x.sizes(), " x ")); }

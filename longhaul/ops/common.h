@@ -19,6 +19,14 @@ inline at::ScalarType wide_type(const Tensor& x) {
 // mask [B, S, S], true where visible.
 Tensor visible_mask(const Tensor& doc_start_BS);
 
+// Queries that the references take at a time: a block needs only the keys up to the last one that
+// it sees, which halves the work on long causal sequences, and holds less memory.
+inline constexpr int64_t kQueryBlock = 256;
+
+// The number of leading keys that hold all that `mask` [B, queries, S] lets through; at least 1.
+// All of them on the Meta device, where a mask has no values.
+int64_t keys_up_to_last(const Tensor& mask_BQS);
+
 // "2 x 3 x 4", for messages.
 std::string shape_text(const Tensor& x);
 

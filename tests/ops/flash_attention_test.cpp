@@ -29,6 +29,7 @@ const Case kCases[] = {
     {"documents of length 1", {{1, 1, 4, 1}}, 2, 4, 4},
     {"packed and padded", {{5, 4, -2}, {-3, 8, 0}}, 2, 4, 3},
     {"only padding", {{-4}}, 2, 4, 3},
+    {"more than one block of queries", {{150, 120}, {270}}, 2, 4, 3},
 };
 
 // q, key, value; the keys shared by all heads, or one for each.

@@ -37,6 +37,7 @@ const Case kCases[] = {
     {"documents of length 1", {{1, 1, 5, 1, 3}}, 2, 4, 2},
     {"packed and padded", {{5, 4, -2}, {-3, 8, 0}}, 2, 4, 3},
     {"padding between and only", {{3, -2, 6}, {-11, 0, 0}}, 2, 4, 3},
+    {"more than one block of queries", {{150, 120}, {270}}, 2, 4, 9},
 };
 
 TEST(LightningIndexer, EqualsTheRuleWrittenOut) {
@@ -208,7 +209,7 @@ TEST(LightningIndexer, BadInput) {
   EXPECT_THAT(call(in.query[0], in.key, in.weights, starts, 2),
               HasSubstr("indexer query: expected 4 dimensions, got 5 x 3 x 4"));
   EXPECT_THAT(call(in.query, at::zeros({2, 5, 6}), in.weights, starts, 2),
-              HasSubstr("indexer key: expected [2 x any x 4], got [2 x 5 x 6]"));
+              HasSubstr("indexer key: expected [2 x 5 x 4], got [2 x 5 x 6]"));
   EXPECT_THAT(call(in.query, in.key, at::zeros({2, 5, 2}), starts, 2),
               HasSubstr("indexer weights: expected [2 x 5 x 3], got [2 x 5 x 2]"));
   EXPECT_THAT(call(in.query, in.key, in.weights, at::zeros({2, 4}, at::kLong), 2),

@@ -52,6 +52,7 @@ const Case kCases[] = {
     {"K larger than S", {{6}}, 2, 4, 3, 11},
     {"documents of length 1", {{1, 1, 4, 1}}, 2, 4, 4, 2},
     {"packed and padded", {{5, 4, -2}, {-3, 8, 0}}, 2, 4, 3, 3},
+    {"more than one block of queries", {{150, 120}, {270}}, 2, 4, 3, 9},
 };
 
 Inputs operands(const Case& c, bool shared) {

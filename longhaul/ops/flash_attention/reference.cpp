@@ -85,6 +85,19 @@ AttentionResult attend(const Tensor& q, const Tensor& k, const Tensor& v, const 
   return result;
 }
 
+// Results of consecutive blocks of queries as one.
+AttentionResult joined(const std::vector<AttentionResult>& blocks) {
+  if (blocks.size() == 1) return blocks[0];
+  const auto cat = [&](Tensor AttentionResult::*part) {
+    if (!(blocks[0].*part).defined()) return Tensor();
+    std::vector<Tensor> parts;
+    for (const auto& block : blocks) parts.push_back(block.*part);
+    return at::cat(parts, 1);
+  };
+  return {cat(&AttentionResult::out_BSHV), cat(&AttentionResult::softmax_max),
+          cat(&AttentionResult::softmax_sum), cat(&AttentionResult::head_sum)};
+}
+
 }  // namespace
 
 AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key,
@@ -99,9 +112,21 @@ AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key,
     value = key.narrow(2, 0, options.value_dim);
   }
   check_operands(query_BSHD, key, value);
-  check_shape(mask_BSS, {query_BSHD.size(0), query_BSHD.size(1), key.size(1)}, "attention mask");
-  return key.dim() == 3 ? attend<SharedKeys>(query_BSHD, key, value, mask_BSS, options)
-                        : attend<KeysByHead>(query_BSHD, key, value, mask_BSS, options);
+  const int64_t S = query_BSHD.size(1), L = key.size(1);
+  check_shape(mask_BSS, {query_BSHD.size(0), S, L}, "attention mask");
+  std::vector<AttentionResult> blocks;
+  for (int64_t t = 0; t == 0 || t < S; t += kQueryBlock) {
+    const int64_t count = std::min(kQueryBlock, S - t);
+    const Tensor rows = mask_BSS.narrow(1, t, count);
+    const int64_t seen = S <= kQueryBlock ? L : keys_up_to_last(rows);
+    const Tensor q = query_BSHD.narrow(1, t, count), mask = rows.narrow(2, 0, seen);
+    const Tensor k = key.narrow(1, 0, seen), v = value.narrow(1, 0, seen);
+    blocks.push_back(key.dim() == 3 ? attend<SharedKeys>(q, k, v, mask, options)
+                                    : attend<KeysByHead>(q, k, v, mask, options));
+    auto& head_sum = blocks.back().head_sum;
+    if (head_sum.defined()) head_sum = at::constant_pad_nd(head_sum, {0, L - seen});
+  }
+  return joined(blocks);
 }
 
 AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,

@@ -34,6 +34,17 @@ struct KeySet {
   Tensor indices;  // int64, -1 replaced by 0; undefined: all keys
   Tensor mask;     // true where a key stands
 
+  // Those of queries [t, t + count), and how many leading keys hold them all.
+  KeySet block(int64_t t, int64_t count, int64_t seen) const {
+    const Tensor rows = mask.narrow(1, t, count);
+    if (indices.defined()) return {indices.narrow(1, t, count), rows};
+    return {{}, rows.narrow(2, 0, seen)};
+  }
+  int64_t keys_of_block(int64_t t, int64_t count, int64_t S) const {
+    if (!indices.defined()) return keys_up_to_last(mask.narrow(1, t, count));
+    const Tensor rows = indices.narrow(1, t, count);
+    return rows.is_meta() || rows.numel() == 0 ? S : rows.max().item<int64_t>() + 1;
+  }
   Tensor gather(const Tensor& scores_BSS) const {
     return indices.defined() ? scores_BSS.gather(2, indices) : scores_BSS;
   }
@@ -48,10 +59,11 @@ struct KeySet {
 struct KlResult {
   Tensor loss;
   IndexerInputs grads;  // of the inputs, in their dtypes; undefined without `with_grads`
+  Tensor d_key;         // before it is rounded
 };
 
-KlResult kl_loss(const IndexerInputs& in, const Tensor& head_sum, const KeySet& keys,
-                 bool with_grads) {
+KlResult kl_loss_of_block(const IndexerInputs& in, const Tensor& head_sum, const KeySet& keys,
+                          bool with_grads) {
   const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), H = in.query_BSHD.size(2);
   const auto wide = wide_type(in.query_BSHD);
   const Tensor q = in.query_BSHD.to(wide).reshape({B, S * H, -1}), k = in.key_BSD.to(wide);
@@ -59,7 +71,7 @@ KlResult kl_loss(const IndexerInputs& in, const Tensor& head_sum, const KeySet& 
   Tensor dots = product(q, k.transpose(1, 2)).relu_().view({B * S, H, -1});
   const Tensor scores = product(w, dots).view({B, S, -1});
   const auto [loss, d_chosen] = divergence(keys.gather(scores), head_sum.to(wide), keys.mask);
-  KlResult result{.loss = loss, .grads = {}};
+  KlResult result{.loss = loss, .grads = {}, .d_key = {}};
   if (!with_grads) return result;
 
   const Tensor d_scores = keys.scatter(d_chosen, scores.size(2)).view({B * S, 1, -1});
@@ -69,8 +81,38 @@ KlResult kl_loss(const IndexerInputs& in, const Tensor& head_sum, const KeySet& 
   const Tensor d_dots = dots.gt_(0).mul_(d_scores).mul_(w.transpose(1, 2)).view({B, S * H, -1});
   result.grads.query_BSHD =
       product(d_dots, k).view(in.query_BSHD.sizes()).to(in.query_BSHD.scalar_type());
-  result.grads.key_BSD = product(d_dots.transpose(1, 2), q).to(in.key_BSD.scalar_type());
+  result.d_key = product(d_dots.transpose(1, 2), q);
+  result.grads.key_BSD = result.d_key.to(in.key_BSD.scalar_type());
   return result;
+}
+
+KlResult kl_loss(const IndexerInputs& in, const Tensor& head_sum, const KeySet& keys,
+                 bool with_grads) {
+  const int64_t S = in.query_BSHD.size(1), L = in.key_BSD.size(1);
+  if (S <= kQueryBlock) return kl_loss_of_block(in, head_sum, keys, with_grads);
+  KlResult total;
+  std::vector<Tensor> d_query, d_weights;
+  Tensor d_key;
+  for (int64_t t = 0; t < S; t += kQueryBlock) {
+    const int64_t count = std::min(kQueryBlock, S - t), seen = keys.keys_of_block(t, count, L);
+    const Tensor sums = head_sum.narrow(1, t, count);
+    const auto block =
+        kl_loss_of_block({in.query_BSHD.narrow(1, t, count), in.key_BSD.narrow(1, 0, seen),
+                          in.weights_BSH.narrow(1, t, count)},
+                         keys.indices.defined() ? sums : sums.narrow(2, 0, seen),
+                         keys.block(t, count, seen), with_grads);
+    total.loss = t == 0 ? block.loss : total.loss + block.loss;
+    if (!with_grads) continue;
+    d_query.push_back(block.grads.query_BSHD);
+    d_weights.push_back(block.grads.weights_BSH);
+    if (t == 0)
+      d_key = at::zeros_like(in.key_BSD, in.key_BSD.options().dtype(block.d_key.scalar_type()));
+    d_key.narrow(1, 0, seen).add_(block.d_key);
+  }
+  if (with_grads) {
+    total.grads = {at::cat(d_query, 1), d_key.to(in.key_BSD.scalar_type()), at::cat(d_weights, 1)};
+  }
+  return total;
 }
 
 struct KlLoss : torch::autograd::Function<KlLoss> {

@@ -36,8 +36,8 @@ Tensor indexer_scores(const Tensor& query_BSHD, const Tensor& key_BSD, const Ten
   const Tensor dots =
       product(query_BSHD.to(wide).reshape({B, S * H, -1}), key_BSD.to(wide).transpose(1, 2))
           .relu_()
-          .view({B * S, H, S});
-  return product(weights_BSH.to(wide).reshape({B * S, 1, H}), dots).view({B, S, S});
+          .view({B * S, H, -1});
+  return product(weights_BSH.to(wide).reshape({B * S, 1, H}), dots).view({B, S, -1});
 }
 
 Tensor mask_to_indices(const Tensor& selected_BSS, int64_t K) {
@@ -63,14 +63,24 @@ IndexerSelection lightning_indexer_reference(const Tensor& query_BSHD, const Ten
                                              const Tensor& weights_BSH,
                                              const Tensor& doc_start_BS, int64_t topk) {
   const at::NoGradGuard no_grad;
-  const Tensor scores = indexer_scores(query_BSHD, key_BSD, weights_BSH);
-  const int64_t S = key_BSD.size(1), K = std::min(topk, S);
-  check_shape(doc_start_BS, {scores.size(0), S}, "lightning_indexer: doc_start");
-  const Tensor selected = select_topk(scores, visible_mask(doc_start_BS), K);
-  const Tensor indices = mask_to_indices(selected, K);
-  const Tensor index = indices.to(at::kLong);
-  const Tensor chosen = scores.gather(2, index.clamp_min(0)).masked_fill_(index < 0, 0);
-  return {indices, chosen};
+  check_dims(query_BSHD, 4, "indexer query");
+  const int64_t S = query_BSHD.size(1), K = std::min(topk, S);
+  check_shape(doc_start_BS, {query_BSHD.size(0), S}, "lightning_indexer: doc_start");
+  check_shape(key_BSD, {query_BSHD.size(0), S, query_BSHD.size(3)}, "indexer key");
+  const Tensor visible = visible_mask(doc_start_BS);
+  std::vector<Tensor> indices, scores;
+  for (int64_t t = 0; t == 0 || t < S; t += kQueryBlock) {
+    const int64_t count = std::min(kQueryBlock, S - t), seen = t + count;
+    const Tensor block_scores =
+        indexer_scores(query_BSHD.narrow(1, t, count), key_BSD.narrow(1, 0, seen),
+                       weights_BSH.narrow(1, t, count));
+    const Tensor selected = select_topk(
+        block_scores, visible.narrow(1, t, count).narrow(2, 0, seen), std::min(K, seen));
+    indices.push_back(mask_to_indices(selected, K));
+    const Tensor index = indices.back().to(at::kLong);
+    scores.push_back(block_scores.gather(2, index.clamp_min(0)).masked_fill_(index < 0, 0));
+  }
+  return {at::cat(indices, 1), at::cat(scores, 1)};
 }
 
 }  // namespace longhaul::ops

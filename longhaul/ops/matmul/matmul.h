@@ -1,8 +1,8 @@
-// Matrix products with gradients. fp32 products on a CPU go through oneDNN's exact fp32 kernels,
-// which are about twice as fast as MKL on AMD and give the same bits on 1 and 2 threads, where the
-// CPU has AVX-512; every other case is ATen's (MKL: bits depend on the number of threads). Both
-// dtypes must be equal; the result has the same dtype. Used by nn::Linear and by the reference
-// operators.
+// Matrix products with gradients. fp32 products on a CPU with AVX-512 go through oneDNN's exact
+// fp32 kernels, which are about twice as fast as MKL on AMD and give the same bits on 1 and 2
+// threads; large ones on Intel, and every other case, are ATen's (MKL: bits depend on the number of
+// threads). Both dtypes must be equal; the result has the same dtype. Used by nn::Linear and by the
+// reference operators.
 //   linear: dX = dY W,  dW = dY^T X.      bmm: dA = dC B^T,  dB = A^T dC.
 #pragma once
 
