@@ -1,11 +1,11 @@
-/* The CPU kernels of DeepSeek Sparse Attention without anything else: plain C, no libtorch. The maths
- * is stated in longhaul/ops/<operator>/<operator>.h. Arrays are contiguous, in the order that their
- * comments give, and may start at any multiple of 4 bytes. Letters: B batch, S queries of a row of
- * the batch, L keys of it, H heads, D head dim, K selected keys.
+/* The CPU kernels of DeepSeek Sparse Attention without anything else: plain C, no libtorch. The
+ * maths is stated in longhaul/ops/<operator>/<operator>.h. Arrays are contiguous, in the order that
+ * their comments give, and may start at any multiple of 4 bytes. Letters: B batch, S queries of a
+ * row of the batch, L keys of it, H heads, D head dim, K selected keys.
  *
- * Each function computes on OpenMP's threads and gives the same bits on any number of them. The caller
- * brings the workspace: the `..._workspace` function tells its bytes for the same arguments. A
- * function returns 0, or else an error's text that is valid forever. */
+ * Each function computes on OpenMP's threads and gives the same bits on any number of them. The
+ * caller brings the workspace: the `..._workspace` function tells its bytes for the same arguments.
+ * A function returns 0, or else an error's text that is valid forever. */
 #ifndef LONGHAUL_KERNELS_H
 #define LONGHAUL_KERNELS_H
 
@@ -35,8 +35,9 @@ size_t longhaul_lightning_indexer_workspace(const longhaul_lightning_indexer_arg
 const char* longhaul_lightning_indexer(const longhaul_lightning_indexer_args* args,
                                        void* workspace);
 
-/* Attention of all heads over one row of keys each (absorbed MLA); the values are the first V columns
- * of the keys. D and V are multiples of 32. Indices ascend in each row; -1 anywhere means no key. */
+/* Attention of all heads over one row of keys each (absorbed MLA); the values are the first V
+ * columns of the keys. D and V are multiples of 32. The indices of a row are distinct; -1 anywhere
+ * means no key. Ascending ones are fastest. */
 typedef struct longhaul_sparse_attention_args {
   longhaul_dtype dtype; /* of query, key and out */
   int64_t B, S, L, H, D, V, K;
@@ -54,18 +55,19 @@ size_t longhaul_sparse_attention_workspace(const longhaul_sparse_attention_args*
 const char* longhaul_sparse_attention(const longhaul_sparse_attention_args* args, void* workspace);
 
 typedef struct longhaul_sparse_attention_grad_args {
-  longhaul_sparse_attention_args forward; /* as it was called, with its results; head_sum is unused */
-  const void* d_out;                      /* [B, S, H, V] */
-  void* d_query;                          /* out [B, S, H, D] */
-  void* d_key;                            /* out [B, L, D] */
+  longhaul_sparse_attention_args
+      forward;       /* as it was called, with its results; head_sum is unused */
+  const void* d_out; /* [B, S, H, V] */
+  void* d_query;     /* out [B, S, H, D] */
+  void* d_key;       /* out [B, L, D] */
 } longhaul_sparse_attention_grad_args;
 
 size_t longhaul_sparse_attention_grad_workspace(const longhaul_sparse_attention_grad_args* args);
 const char* longhaul_sparse_attention_grad(const longhaul_sparse_attention_grad_args* args,
                                            void* workspace);
 
-/* KL of the normalised head sum to the softmax of the index scores, and its gradients. D is a multiple
- * of 32. A query's loss is 0 where its head sum is 0. */
+/* KL of the normalised head sum to the softmax of the index scores, and its gradients. D is a
+ * multiple of 32. A query's loss is 0 where its head sum is 0. */
 typedef struct longhaul_indexer_kl_loss_args {
   longhaul_dtype dtype; /* of query, key and their gradients */
   int64_t B, S, L, H, D, K;

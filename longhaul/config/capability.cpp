@@ -1,5 +1,7 @@
 #include "longhaul/config/capability.h"
 
+#include <algorithm>
+
 #include <functional>
 
 #include "longhaul/base/error.h"
@@ -115,8 +117,12 @@ std::vector<Rule> report_rules() {
        "Weights & Biases is not supported; set it to false"},
       {"model.print_after_conversion", [](auto& c) { return c.model.print_after_conversion; },
        "the modules cannot be printed yet; set it to false"},
-      {"model.converters", [](auto& c) { return !c.model.converters.empty(); },
-       "the model runs on its reference operators in this version; set it to []"},
+      {"model.converters",
+       [](auto& c) {
+         return std::any_of(c.model.converters.begin(), c.model.converters.end(),
+                            [](const auto& name) { return name != "dsa" && name != "npu_dsa"; });
+       },
+       "of the fused kernels only dsa (or npu_dsa) is there in this version; leave the others out"},
       {"memory_estimation.enable", [](auto& c) { return c.memory_estimation.enable; },
        "there is no memory planner yet; set it to false"},
       {"experimental.custom_import", [](auto& c) { return !c.experimental.custom_import.empty(); },

@@ -16,6 +16,23 @@ std::vector<NamedParameter> Module::buffers() const {
   return out;
 }
 
+std::vector<NamedKernel> Module::kernels() const {
+  std::vector<NamedKernel> out;
+  collect_kernels("", out);
+  return out;
+}
+
+void Module::add_kernel(std::string operation, ops::Kernel& slot) {
+  own_kernels_.emplace_back(std::move(operation), &slot);
+}
+
+void Module::collect_kernels(const std::string& path, std::vector<NamedKernel>& out) const {
+  for (const auto& [operation, slot] : own_kernels_) out.push_back({path, operation, slot});
+  for (const auto& [name, child] : children_) {
+    child->collect_kernels(path.empty() ? name : path + "." + name, out);
+  }
+}
+
 void Module::add_parameter(std::string name, Tensor& slot, at::IntArrayRef sizes, Init init,
                            const TensorSpec& spec) {
   slot = at::zeros(sizes, at::TensorOptions().dtype(spec.dtype).device(spec.device));

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "longhaul/ops/kernel.h"
+
 namespace longhaul::nn {
 
 using at::Tensor;
@@ -30,6 +32,13 @@ struct NamedParameter {
   Init init;
 };
 
+// An operation that a module computes, and the place that says which kernel it takes.
+struct NamedKernel {
+  std::string module;     // the path through the tree, without a dot at its end
+  std::string operation;  // "dsa"
+  ops::Kernel* kernel;
+};
+
 class Module {
  public:
   Module() = default;
@@ -41,20 +50,26 @@ class Module {
   std::vector<NamedParameter> parameters() const;
   // Tensors that are state but not trained (the router's bias).
   std::vector<NamedParameter> buffers() const;
+  // What converters may choose, of this module and its children.
+  std::vector<NamedKernel> kernels() const;
 
  protected:
   // Allocates `slot` and registers it under `name`.
   void add_parameter(std::string name, Tensor& slot, at::IntArrayRef sizes, Init init,
                      const TensorSpec& spec);
   void add_buffer(std::string name, Tensor& slot, at::IntArrayRef sizes, const TensorSpec& spec);
+  // Registers an operation whose kernel may be chosen.
+  void add_kernel(std::string operation, ops::Kernel& slot);
   // Registers a child that this module owns.
   void add_child(std::string name, Module& child);
 
  private:
   using List = std::vector<NamedParameter> Module::*;
   void collect(const std::string& prefix, List list, std::vector<NamedParameter>& out) const;
+  void collect_kernels(const std::string& path, std::vector<NamedKernel>& out) const;
 
   std::vector<NamedParameter> own_parameters_, own_buffers_;
+  std::vector<std::pair<std::string, ops::Kernel*>> own_kernels_;
   std::vector<std::pair<std::string, Module*>> children_;
 };
 

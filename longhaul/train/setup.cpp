@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "longhaul/base/error.h"
+#include "longhaul/converters/converters.h"
 
 namespace longhaul::train {
 namespace {
@@ -38,6 +39,18 @@ void set_determinism(const JobConfig& config) {
   context.setBenchmarkCuDNN(false);
   constexpr int kKeepTheUsers = 0;
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", kKeepTheUsers);
+}
+
+void apply_converters(const JobConfig& config, nn::Module& model) {
+  const auto settings = model_settings(config, at::kCPU);
+  try {
+    converters::apply(model, config.model.converters,
+                      {.compute_dtype = settings.compute_dtype,
+                       .absorbed_mla = settings.mla_form == deepseek_v3::MlaForm::kAbsorbed});
+  } catch (const UserError& error) {
+    fail_user("{}: model.converters: {}", config.origin_of("model.converters").text(),
+              error.what());
+  }
 }
 
 deepseek_v3::ModelSettings model_settings(const JobConfig& config, at::Device device) {

@@ -6,6 +6,7 @@
 
 #include "longhaul/config/job_config.h"
 #include "longhaul/models/deepseek_v3/settings.h"
+#include "longhaul/nn/module.h"
 #include "longhaul/optim/adam_w.h"
 #include "longhaul/optim/lr_schedule.h"
 
@@ -16,6 +17,9 @@ namespace longhaul::train {
 // written yet then holds NaN. Our own kernels are deterministic in any case. Call it before the
 // first use of a device: cuBLAS reads its environment then.
 void set_determinism(const JobConfig& config);
+
+// Switches on the fused kernels that the job lists. Errors name the setting and its place.
+void apply_converters(const JobConfig& config, nn::Module& model);
 
 deepseek_v3::ModelSettings model_settings(const JobConfig& config, at::Device device);
 optim::AdamWConfig adam_w_config(const JobConfig& config);

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include "include/longhaul/kernels.h"
 #include "longhaul/base/system.h"
 #include "longhaul/base/text.h"
 #include "longhaul/config/capability.h"
@@ -12,6 +13,20 @@
 
 namespace longhaul::train {
 namespace {
+
+// "dsa (6 modules) on avx512_bf16 kernels", or "none: ...".
+std::string fused_kernels(const nn::Module& model) {
+  std::map<std::string, int> modules;
+  for (const auto& [module, operation, kernel] : model.kernels()) {
+    if (*kernel == ops::Kernel::kFused) ++modules[operation];
+  }
+  if (modules.empty()) return "none: every operator is the reference";
+  std::string text;
+  for (const auto& [operation, count] : modules) {
+    text += fmt::format("{}{} ({} modules)", text.empty() ? "" : ", ", operation, count);
+  }
+  return text + fmt::format(" on {} kernels", longhaul_kernels_isa());
+}
 
 class Table {
  public:
@@ -81,6 +96,7 @@ std::string startup_table(const JobConfig& config, const ResolvedModel& resolved
   if (settings.device.is_cpu() && settings.compute_dtype != at::kDouble) {
     table.row("matmul", "fp32 by " + ops::fp32_product_kernels());
   }
+  table.row("converters", fused_kernels(trainer.model()));
   if (config.debug.deterministic) {
     table.row("determinism",
               fmt::format("only deterministic algorithms, else {}",

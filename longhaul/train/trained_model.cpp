@@ -6,6 +6,7 @@
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/locate.h"
 #include "longhaul/train/device.h"
+#include "longhaul/train/setup.h"
 #include "longhaul/train/trainer.h"
 
 namespace longhaul::train {
@@ -40,6 +41,7 @@ TrainedModel load_trained_model(const JobConfig& config, const std::string& chec
   const auto settings = model_settings(config, choose_device(config.training.device));
   const auto shape = resolve_model(config).shape;
   TrainedModel trained{std::make_unique<deepseek_v3::Model>(shape, settings), place.path.string()};
+  apply_converters(config, *trained.model);
   if (place.ours) {
     load_model_tensors(*trained.model, checkpoint::load(place.path, !verified).tensors,
                        trained.source);

@@ -56,6 +56,7 @@ std::unique_ptr<deepseek_v3::Model> build_model(const JobConfig& config,
   deepseek_v3::initialize(*model, seed_of(config),
                           config.model.init_std.value_or(resolved.shape.initializer_range),
                           config.model.init_depth_scale);
+  apply_converters(config, *model);
   return model;
 }
 

@@ -53,7 +53,10 @@ Attention::Attention(int64_t layer, const ModelConfig& config, const ModelSettin
   add_child("kv_a_layernorm", kv_a_layernorm_);
   add_child("kv_b_proj", kv_b_proj_);
   add_child("o_proj", o_proj_);
-  if (config.has_indexer()) add_child("indexer", indexer_.emplace(config, settings, spec));
+  if (config.has_indexer()) {
+    add_child("indexer", indexer_.emplace(config, settings, spec));
+    add_kernel("dsa", dsa_kernel_);
+  }
 }
 
 Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
@@ -68,7 +71,7 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
 
   const bool learn = train_indexer_ && ctx.training();
   ops::IndexerInputs indexer_inputs;
-  Tensor indices_BSK;
+  ops::IndexerSelection selection;  // without scores where it is repeated
   if (learn || stage_ == IndexerStage::kSparse) {
     indexer_inputs = indexer_->forward(x_BSD, q.latent_BSQ, sequence.rope);
     if (ctx.probe) {
@@ -78,19 +81,22 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
     }
   }
   if (stage_ == IndexerStage::kSparse) {
-    indices_BSK = decide_once(ctx.decisions ? &ctx.decisions->topk_indices : nullptr, layer_,
-                              [&] { return indexer_->select(indexer_inputs, *sequence.slots); });
-    if (ctx.probe) ctx.probe("topk_indices", layer_, indices_BSK);
+    selection.indices_BSK =
+        decide_once(ctx.decisions ? &ctx.decisions->topk_indices : nullptr, layer_, [&] {
+          selection = indexer_->select(indexer_inputs, *sequence.slots, dsa_kernel_);
+          return selection.indices_BSK;
+        });
+    if (ctx.probe) ctx.probe("topk_indices", layer_, selection.indices_BSK);
   }
 
-  const auto result = attend(operands, indices_BSK, sequence, learn);
+  const auto result = attend(operands, selection.indices_BSK, sequence, learn);
   const Tensor values_BSHV =
       form_ == MlaForm::kAbsorbed ? values_from_latents(result.out_BSHV) : result.out_BSHV;
   const Tensor out =
       o_proj_.forward(values_BSHV.reshape({x_BSD.size(0), x_BSD.size(1), heads_ * value_}));
   if (ctx.probe) ctx.probe("attn_out", layer_, out);
   if (!learn) return out;
-  return attach_indexer_loss(out, indexer_inputs, indices_BSK, result.head_sum, sequence, ctx);
+  return attach_indexer_loss(out, indexer_inputs, selection, result.head_sum, sequence, ctx);
 }
 
 Attention::Queries Attention::project_queries(const Tensor& x_BSD, const RopeTable& rope) const {
@@ -116,7 +122,7 @@ Attention::Operands Attention::absorbed(const Queries& q, const Tensor& latent_B
                                         const Tensor& k_rope_BSR) const {
   const Tensor w_uk_HNC = kv_b_by_head(latent_BSC.scalar_type()).narrow(1, 0, nope_);
   return {at::cat({by_head(q.nope_BSHN, w_uk_HNC), q.rope_BSHR}, -1),
-          at::cat({latent_BSC, k_rope_BSR}, -1), latent_BSC};
+          at::cat({latent_BSC, k_rope_BSR}, -1), Tensor()};
 }
 
 Attention::Operands Attention::expanded(const Queries& q, const Tensor& latent_BSC,
@@ -136,7 +142,8 @@ Tensor Attention::values_from_latents(const Tensor& latents_BSHC) const {
 
 ops::AttentionResult Attention::attend(const Operands& operands, const Tensor& indices,
                                        const Sequence& sequence, bool for_indexer) const {
-  const ops::AttentionOptions options{.scale = scale_, .return_head_sum = for_indexer};
+  const ops::AttentionOptions options{
+      .scale = scale_, .value_dim = latent_, .return_head_sum = for_indexer, .kernel = dsa_kernel_};
   if (indices.defined()) {
     return ops::sparse_flash_attention(operands.query, operands.key, operands.value, indices,
                                        options);
@@ -146,11 +153,14 @@ ops::AttentionResult Attention::attend(const Operands& operands, const Tensor& i
 }
 
 Tensor Attention::attach_indexer_loss(const Tensor& out, const ops::IndexerInputs& inputs,
-                                      const Tensor& indices, const Tensor& head_sum,
-                                      const Sequence& sequence, const ForwardContext& ctx) const {
-  const Tensor sum = indices.defined()
-                         ? ops::sparse_indexer_kl_loss(inputs, indices, head_sum)
-                         : ops::dense_indexer_kl_loss(inputs, sequence.slots->doc_start, head_sum);
+                                      const ops::IndexerSelection& selection,
+                                      const Tensor& head_sum, const Sequence& sequence,
+                                      const ForwardContext& ctx) const {
+  const Tensor sum =
+      selection.indices_BSK.defined()
+          ? ops::sparse_indexer_kl_loss(inputs, selection.indices_BSK, head_sum, dsa_kernel_,
+                                        selection.scores_BSK)
+          : ops::dense_indexer_kl_loss(inputs, sequence.slots->doc_start, head_sum, dsa_kernel_);
   const Tensor loss = sum / static_cast<double>(std::max<int64_t>(sequence.global_tokens, 1));
   if (ctx.recording()) accumulate(ctx.stats->indexer_loss, layer_, loss);
   return nn::attach_loss(out, loss * indexer_loss_coeff_);

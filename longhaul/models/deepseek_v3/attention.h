@@ -26,7 +26,9 @@ class Attention : public nn::Module {
   struct Queries {
     Tensor nope_BSHN, rope_BSHR, latent_BSQ;
   };
-  struct Operands {  // of the attention operators: key rows are shared (absorbed) or one for a head
+  // Of the attention operators: key rows are shared (absorbed; the values are their first C columns)
+  // or one for a head.
+  struct Operands {
     Tensor query, key, value;
   };
 
@@ -40,7 +42,7 @@ class Attention : public nn::Module {
   ops::AttentionResult attend(const Operands& operands, const Tensor& indices,
                               const Sequence& sequence, bool for_indexer) const;
   Tensor attach_indexer_loss(const Tensor& out, const ops::IndexerInputs& inputs,
-                             const Tensor& indices, const Tensor& head_sum,
+                             const ops::IndexerSelection& selection, const Tensor& head_sum,
                              const Sequence& sequence, const ForwardContext& ctx) const;
 
   int64_t layer_, heads_, nope_, rope_, value_, latent_;
@@ -48,6 +50,7 @@ class Attention : public nn::Module {
   MlaForm form_;
   IndexerStage stage_;
   bool train_indexer_;
+  ops::Kernel dsa_kernel_ = ops::Kernel::kReference;
 
   std::optional<nn::Linear> q_proj_;  // without q_lora
   std::optional<nn::Linear> q_a_proj_, q_b_proj_;

@@ -63,10 +63,10 @@ ops::IndexerInputs Indexer::forward(const Tensor& x_BSD, const Tensor& q_latent_
   };
 }
 
-Tensor Indexer::select(const ops::IndexerInputs& inputs, const Slots& slots) const {
+ops::IndexerSelection Indexer::select(const ops::IndexerInputs& inputs, const Slots& slots,
+                                      ops::Kernel kernel) const {
   return ops::lightning_indexer(inputs.query_BSHD, inputs.key_BSD, inputs.weights_BSH,
-                                slots.doc_start, topk_)
-      .indices_BSK;
+                                slots.doc_start, topk_, kernel);
 }
 
 }  // namespace longhaul::deepseek_v3

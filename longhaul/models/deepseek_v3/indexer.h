@@ -8,6 +8,7 @@
 #include "longhaul/models/deepseek_v3/settings.h"
 #include "longhaul/nn/layers.h"
 #include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"
+#include "longhaul/ops/lightning_indexer/lightning_indexer.h"
 
 namespace longhaul::deepseek_v3 {
 
@@ -23,8 +24,9 @@ class Indexer : public nn::Module {
   ops::IndexerInputs forward(const Tensor& x_BSD, const Tensor& q_latent_BSQ,
                              const RopeTable& rope) const;
 
-  // [B, S, K] int32 of the top-k visible keys.
-  Tensor select(const ops::IndexerInputs& inputs, const Slots& slots) const;
+  // The top-k visible keys.
+  ops::IndexerSelection select(const ops::IndexerInputs& inputs, const Slots& slots,
+                               ops::Kernel kernel) const;
 
  private:
   Tensor rotate(const Tensor& x, const RopeTable& rope) const;

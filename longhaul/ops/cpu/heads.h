@@ -22,7 +22,7 @@ template <typename T, bool kSplit>
 struct HeadLayout {
   using Element = T;
   static constexpr bool kSplitHeads = kSplit;
-  static constexpr int kHeads = kSplit ? 8 : 16;        // of a vector
+  static constexpr int kHeads = kSplit ? 8 : 16;  // of a vector
   static constexpr int kKeysInUnit = kSplit ? 2 : 1;
   static constexpr int kStep = (kSplit ? 2 : 1) * kPack<T>;  // elements of a row
   // Units whose values make up the words of add_weighted_rows.

@@ -8,7 +8,7 @@ namespace longhaul::cpu::LONGHAUL_ISA {
 constexpr int kKeyBlock = 32;
 
 struct KeyList {
-  int32_t* keys;   // ascending; room for K rounded up to a block, and 16 more
+  int32_t* keys;   // ascending, distinct; room for K rounded up to a block, and 16 more
   int32_t* slots;  // where each stood
   int64_t size = 0;
 
@@ -22,6 +22,9 @@ struct KeyList {
       compress(valid, lane_numbers() + static_cast<int32_t>(i), slots + size);
       size += __builtin_popcount(valid);
     }
+    bool ordered = true;
+    for (int64_t i = 1; i < size; ++i) ordered &= keys[i - 1] < keys[i];
+    if (!ordered) sort();
   }
 
   // The number of keys before `key`.
@@ -53,6 +56,22 @@ struct KeyList {
   }
 
  private:
+  // Shell's sort: rows come ascending as a rule.
+  void sort() {
+    for (int64_t gap = size / 2; gap > 0; gap /= 2) {
+      for (int64_t i = gap; i < size; ++i) {
+        const int32_t key = keys[i], slot = slots[i];
+        int64_t at = i;
+        for (; at >= gap && keys[at - gap] > key; at -= gap) {
+          keys[at] = keys[at - gap];
+          slots[at] = slots[at - gap];
+        }
+        keys[at] = key;
+        slots[at] = slot;
+      }
+    }
+  }
+
   static Words load_tail(const int32_t* from, int64_t count) {
     Words words = all_words(-1);
     std::memcpy(&words, from, static_cast<size_t>(count) * 4);

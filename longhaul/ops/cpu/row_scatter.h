@@ -1,8 +1,9 @@
-// Gradients of rows that many queries share, added up without atomics and in an order that no number
-// of threads changes. Queries come in superblocks. In the first phase (parallel over queries) each
-// query leaves its weights for every selected row, and its own vectors as operands; in the second
-// (parallel over chunks of rows) one thread owns a chunk's fp32 sums, which fit its L2 cache, walks
-// the queries in ascending order and finds its rows in their key lists by binary search.
+// Gradients of rows that many queries share, added up without atomics and in an order that no
+// number of threads changes. Queries come in superblocks. In the first phase (parallel over
+// queries) each query leaves its weights for every selected row, and its own vectors as operands;
+// in the second (parallel over chunks of rows) one thread owns a chunk's fp32 sums, which fit its
+// L2 cache, walks the queries in ascending order and finds its rows in their key lists by binary
+// search.
 #pragma once
 
 #include "longhaul/ops/cpu/key_list.h"
@@ -64,8 +65,8 @@ struct RowScatter {
     return weights + query * round_up(K, kKeyBlock) * weight_words;
   }
 
-  // The three parts below are shared among the threads of the enclosing parallel region and end with
-  // its barrier.
+  // The three parts below are shared among the threads of the enclosing parallel region and end
+  // with its barrier.
   void clear_sums(int64_t chunks, int64_t L) const {
 #pragma omp for schedule(static)
     for (int64_t c = 0; c < chunks; ++c) {
@@ -90,7 +91,8 @@ struct RowScatter {
   void store_rows(int64_t L, T* out) const {
 #pragma omp for schedule(static)
     for (int64_t s = 0; s < L; ++s) {
-      for (int64_t d = 0; d < D; d += kLanes) store_rounded(out + s * D + d, load(sums + s * D + d));
+      for (int64_t d = 0; d < D; d += kLanes)
+        store_rounded(out + s * D + d, load(sums + s * D + d));
     }
   }
 

@@ -1,7 +1,7 @@
 // Sixteen fp32 lanes on any x86, for the kernels of this folder. A source that includes this is
-// compiled once for each instruction set (see isa.h), each time into a namespace of its own: what is
-// not a single instruction somewhere is written out here, and nothing else in the kernels knows the
-// instruction set. Vectors are GCC's, so + - * / and comparisons are the language's.
+// compiled once for each instruction set (see isa.h), each time into a namespace of its own: what
+// is not a single instruction somewhere is written out here, and nothing else in the kernels knows
+// the instruction set. Vectors are GCC's, so + - * / and comparisons are the language's.
 //
 // A 32-bit word holds one fp32 or a pair of bf16; dot<T> multiplies word by word and adds up in
 // fp32, so that kernels are the same for both dtypes: kPack<T> elements a word.
@@ -69,9 +69,7 @@ LONGHAUL_INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_p
 // NaN in b goes through, as in x86's instruction.
 LONGHAUL_INLINE Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 LONGHAUL_INLINE Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
-LONGHAUL_INLINE Mask greater(Floats a, Floats b) {
-  return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
-}
+LONGHAUL_INLINE Mask greater(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 LONGHAUL_INLINE Mask at_most(Words a, Words b) {
   return _mm512_cmple_epi32_mask(__m512i(a), __m512i(b));
 }
@@ -119,8 +117,7 @@ LONGHAUL_INLINE Mask to_mask(Words all_ones_where_true) {
   return m;
 }
 LONGHAUL_INLINE Words to_lanes(Mask m) {
-  const Words bits = {1,   2,   4,    8,    16,   32,   64,    128,
-                      256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+  const Words bits = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
   return (all_words(static_cast<int32_t>(m)) & bits) != 0;
 }
 LONGHAUL_INLINE Mask greater(Floats a, Floats b) { return to_mask(Words(a > b)); }
@@ -157,9 +154,7 @@ LONGHAUL_INLINE Floats scale_by_power(Floats x, Floats n) {
 LONGHAUL_INLINE Floats exponent(Floats x) {
   return __builtin_convertvector(((Words(x) >> 23) & 255) - 127, Floats);
 }
-LONGHAUL_INLINE Floats mantissa(Floats x) {
-  return Floats((Words(x) & 0x807fffff) | 0x3f800000);
-}
+LONGHAUL_INLINE Floats mantissa(Floats x) { return Floats((Words(x) & 0x807fffff) | 0x3f800000); }
 // Pairwise, in a fixed order.
 LONGHAUL_INLINE float sum(Floats v) {
   for (int half = kLanes / 2; half > 0; half /= 2) {
@@ -190,9 +185,9 @@ LONGHAUL_INLINE Words rounded_bits(Floats x) {
 }
 LONGHAUL_INLINE Words pack_bf16(Floats even, Floats odd) {
 #if defined(__AVX512BF16__)
-  const __m512i interleave = _mm512_set_epi16(
-      31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19,
-      3, 18, 2, 17, 1, 16, 0);
+  const __m512i interleave =
+      _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                       21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return Words(_mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(odd, even)));
 #else
   using Unsigned = uint32_t __attribute__((vector_size(64)));

@@ -38,8 +38,8 @@ inline int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-// The last dimension filled up with zeros to a multiple of `multiple`, contiguous. Nothing is copied
-// where nothing is missing.
+// The last dimension filled up with zeros to a multiple of `multiple`, contiguous. Nothing is
+// copied where nothing is missing.
 inline at::Tensor pad_last(const at::Tensor& x, int64_t multiple) {
   const int64_t missing = round_up(x.size(-1), multiple) - x.size(-1);
   return missing == 0 ? x.contiguous() : at::constant_pad_nd(x, {0, missing});

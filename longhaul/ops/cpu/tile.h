@@ -87,8 +87,8 @@ LONGHAUL_INLINE Floats merge_split(Floats first, Floats second) {
   return __builtin_shuffle(first, second, even) + __builtin_shuffle(first, second, odd);
 }
 
-// Sums over heads: lane i of the result is key i's. 16 units of one key, or 8 units of two keys (the
-// lanes of merge_split).
+// Sums over heads: lane i of the result is key i's. 16 units of one key, or 8 units of two keys
+// (the lanes of merge_split).
 template <bool kSplit>
 LONGHAUL_INLINE Floats sums_over_heads(const Floats* units) {
   if constexpr (kSplit) {
@@ -150,8 +150,8 @@ LONGHAUL_INLINE void natural_order(Floats (&x)[2]) {
   }
 }
 
-// sums [D / 32][H][2][16 lanes] += sum over keys of weights * row. weights: [keys / kPack<T>][H] words
-// of kPack<T> keys each; H a multiple of 8, keys of kPack<T>.
+// sums [D / 32][H][2][16 lanes] += sum over keys of weights * row. weights: [keys / kPack<T>][H]
+// words of kPack<T> keys each; H a multiple of 8, keys of kPack<T>.
 template <typename T>
 LONGHAUL_INLINE void add_weighted_rows(const char* const* rows, int keys, const int32_t* weights,
                                        int H, int64_t D, float* sums) {

@@ -1,6 +1,6 @@
 // The K largest of a stream of scores that comes in ascending order of index; ties go to the lowest
-// index. Scores at or below a running threshold are dropped while they stream by; when the buffer is
-// full the threshold rises until little more than K are above it. Exact: a threshold only stands
+// index. Scores at or below a running threshold are dropped while they stream by; when the buffer
+// is full the threshold rises until little more than K are above it. Exact: a threshold only stands
 // once K kept scores lie strictly above it.
 #pragma once
 

@@ -30,6 +30,8 @@ class Workspace {
   size_t used_ = 0;
 };
 
-inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+inline int64_t round_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -16,8 +16,8 @@ using at::Tensor;
 
 struct AttentionOptions {
   double scale = 1.0;
-  // Without a value tensor: the values are the first value_dim columns of a shared key (absorbed MLA,
-  // whose latent is both). The gradient then goes to the key.
+  // Without a value tensor: the values are the first value_dim columns of a shared key (absorbed
+  // MLA, whose latent is both). The gradient then goes to the key.
   int64_t value_dim = 0;
   bool return_head_sum = false;    // sum over heads of P, what the indexer learns from
   bool return_statistics = false;  // softmax_max and softmax_sum, natural base

@@ -11,6 +11,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "longhaul/ops/kernel.h"
+
 namespace longhaul::ops {
 
 using at::Tensor;
@@ -19,12 +21,15 @@ struct IndexerInputs {
   Tensor query_BSHD, key_BSD, weights_BSH;
 };
 
-// Over the selected keys: indices [B, S, K] int32 (-1: none), head_sum [B, S, K]. A scalar.
+// Over the selected keys: indices [B, S, K] int32 (-1: none), head_sum [B, S, K]. A scalar. The
+// fused kernel is spared a pass where it gets the scores I at the indices, as
+// ops::lightning_indexer returns them.
 Tensor sparse_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& indices_BSK,
-                              const Tensor& head_sum_BSK);
+                              const Tensor& head_sum_BSK, Kernel kernel = Kernel::kReference,
+                              const Tensor& scores_BSK = {});
 
 // Over all visible keys (dense warm-up): head_sum [B, S, S]. A scalar.
 Tensor dense_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& doc_start_BS,
-                             const Tensor& head_sum_BSS);
+                             const Tensor& head_sum_BSS, Kernel kernel = Kernel::kReference);
 
 }  // namespace longhaul::ops

@@ -149,7 +149,8 @@ class Loss {
             Floats dots[8 / Layout::kKeysInUnit];
             multiply(rows + r + 8 * half, v, dots);
             for (int i = 0; i < kUnits / 2; ++i) {
-              units[half * kUnits / 2 + i] = fma(dots[i], weights_[v], units[half * kUnits / 2 + i]);
+              units[half * kUnits / 2 + i] =
+                  fma(dots[i], weights_[v], units[half * kUnits / 2 + i]);
             }
           }
         }

@@ -1,16 +1,12 @@
-#include <torch/csrc/autograd/custom_function.h>
+#include <ATen/ATen.h>
 
-#include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"
-#include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"
+#include "longhaul/ops/indexer_kl_loss/kl_gradients.h"
 #include "longhaul/ops/lightning_indexer/lightning_indexer.h"
 #include "longhaul/ops/matmul/matmul.h"
 
 namespace longhaul::ops {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 constexpr double kMasked = -1e30;
 
@@ -56,14 +52,14 @@ struct KeySet {
   }
 };
 
-struct KlResult {
+struct BlockResult {
   Tensor loss;
   IndexerInputs grads;  // of the inputs, in their dtypes; undefined without `with_grads`
   Tensor d_key;         // before it is rounded
 };
 
-KlResult kl_loss_of_block(const IndexerInputs& in, const Tensor& head_sum, const KeySet& keys,
-                          bool with_grads) {
+BlockResult kl_loss_of_block(const IndexerInputs& in, const Tensor& head_sum, const KeySet& keys,
+                             bool with_grads) {
   const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), H = in.query_BSHD.size(2);
   const auto wide = wide_type(in.query_BSHD);
   const Tensor q = in.query_BSHD.to(wide).reshape({B, S * H, -1}), k = in.key_BSD.to(wide);
@@ -71,7 +67,7 @@ KlResult kl_loss_of_block(const IndexerInputs& in, const Tensor& head_sum, const
   Tensor dots = product(q, k.transpose(1, 2)).relu_().view({B * S, H, -1});
   const Tensor scores = product(w, dots).view({B, S, -1});
   const auto [loss, d_chosen] = divergence(keys.gather(scores), head_sum.to(wide), keys.mask);
-  KlResult result{.loss = loss, .grads = {}, .d_key = {}};
+  BlockResult result{.loss = loss, .grads = {}, .d_key = {}};
   if (!with_grads) return result;
 
   const Tensor d_scores = keys.scatter(d_chosen, scores.size(2)).view({B * S, 1, -1});
@@ -86,11 +82,23 @@ KlResult kl_loss_of_block(const IndexerInputs& in, const Tensor& head_sum, const
   return result;
 }
 
-KlResult kl_loss(const IndexerInputs& in, const Tensor& head_sum, const KeySet& keys,
-                 bool with_grads) {
+}  // namespace
+
+KlGradients indexer_kl_reference(const IndexerInputs& in, const KlTarget& target, bool with_grads) {
+  const Tensor& head_sum = target.head_sum;
+  KeySet keys{.indices = {}, .mask = {}};
+  if (target.indices_BSK.defined()) {
+    const Tensor index = target.indices_BSK.to(at::kLong);
+    keys = {.indices = index.clamp_min(0), .mask = index >= 0};
+  } else {
+    keys.mask = visible_mask(target.doc_start_BS);
+  }
   const int64_t S = in.query_BSHD.size(1), L = in.key_BSD.size(1);
-  if (S <= kQueryBlock) return kl_loss_of_block(in, head_sum, keys, with_grads);
-  KlResult total;
+  if (S <= kQueryBlock) {
+    const auto whole = kl_loss_of_block(in, head_sum, keys, with_grads);
+    return {whole.loss, whole.grads};
+  }
+  KlGradients total;
   std::vector<Tensor> d_query, d_weights;
   Tensor d_key;
   for (int64_t t = 0; t < S; t += kQueryBlock) {
@@ -105,64 +113,13 @@ KlResult kl_loss(const IndexerInputs& in, const Tensor& head_sum, const KeySet& 
     if (!with_grads) continue;
     d_query.push_back(block.grads.query_BSHD);
     d_weights.push_back(block.grads.weights_BSH);
-    if (t == 0)
-      d_key = at::zeros_like(in.key_BSD, in.key_BSD.options().dtype(block.d_key.scalar_type()));
+    if (t == 0) d_key = at::zeros(in.key_BSD.sizes(), block.d_key.options());
     d_key.narrow(1, 0, seen).add_(block.d_key);
   }
   if (with_grads) {
     total.grads = {at::cat(d_query, 1), d_key.to(in.key_BSD.scalar_type()), at::cat(d_weights, 1)};
   }
   return total;
-}
-
-struct KlLoss : torch::autograd::Function<KlLoss> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& query, const Tensor& key,
-                        const Tensor& weights, const Tensor& head_sum, const KeySet& keys,
-                        bool with_grads) {
-    auto result = kl_loss({query, key, weights}, head_sum, keys, with_grads);
-    if (with_grads) {
-      ctx->save_for_backward(
-          {result.grads.query_BSHD, result.grads.key_BSD, result.grads.weights_BSH});
-    }
-    return result.loss;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto saved = ctx->get_saved_variables();
-    variable_list result(6);
-    // Scaled in fp32: in bf16 a factor 1/T alone would be off by up to 0.4%.
-    for (size_t i = 0; i < saved.size(); ++i) {
-      const auto wide = wide_type(saved[i]);
-      result[i] = (saved[i].to(wide) * grads[0].to(wide)).to(saved[i].scalar_type());
-    }
-    return result;
-  }
-};
-
-Tensor apply(const IndexerInputs& in, const Tensor& head_sum, const KeySet& keys) {
-  const Tensor& q = in.query_BSHD;
-  check_dims(q, 4, "indexer query");
-  check_shape(in.key_BSD, {q.size(0), kAnySize, q.size(3)}, "indexer key");
-  check_shape(in.weights_BSH, {q.size(0), q.size(1), q.size(2)}, "indexer weights");
-  check_shape(keys.mask, {q.size(0), q.size(1), kAnySize}, "indexer loss: keys");
-  check_shape(head_sum, keys.mask.sizes(), "indexer loss: head sum");
-  const bool with_grads =
-      at::GradMode::is_enabled() && (in.query_BSHD.requires_grad() || in.key_BSD.requires_grad() ||
-                                     in.weights_BSH.requires_grad());
-  return KlLoss::apply(in.query_BSHD, in.key_BSD, in.weights_BSH, head_sum, keys, with_grads);
-}
-
-}  // namespace
-
-Tensor sparse_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& indices_BSK,
-                              const Tensor& head_sum_BSK) {
-  const Tensor index = indices_BSK.to(at::kLong);
-  return apply(indexer, head_sum_BSK, {.indices = index.clamp_min(0), .mask = index >= 0});
-}
-
-Tensor dense_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& doc_start_BS,
-                             const Tensor& head_sum_BSS) {
-  return apply(indexer, head_sum_BSS, {.indices = {}, .mask = visible_mask(doc_start_BS)});
 }
 
 }  // namespace longhaul::ops

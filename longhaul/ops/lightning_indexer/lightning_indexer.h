@@ -28,8 +28,8 @@ IndexerSelection lightning_indexer(const Tensor& query_BSHD, const Tensor& key_B
 
 // The definition, in plain ATen.
 IndexerSelection lightning_indexer_reference(const Tensor& query_BSHD, const Tensor& key_BSD,
-                                             const Tensor& weights_BSH,
-                                             const Tensor& doc_start_BS, int64_t topk);
+                                             const Tensor& weights_BSH, const Tensor& doc_start_BS,
+                                             int64_t topk);
 
 // All scores I [B, S, S] without masking. Part of the reference; other operators' references use
 // it.

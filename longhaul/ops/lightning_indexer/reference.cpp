@@ -60,8 +60,8 @@ Tensor indices_to_mask(const Tensor& indices_BSK, int64_t S) {
 }
 
 IndexerSelection lightning_indexer_reference(const Tensor& query_BSHD, const Tensor& key_BSD,
-                                             const Tensor& weights_BSH,
-                                             const Tensor& doc_start_BS, int64_t topk) {
+                                             const Tensor& weights_BSH, const Tensor& doc_start_BS,
+                                             int64_t topk) {
   const at::NoGradGuard no_grad;
   check_dims(query_BSHD, 4, "indexer query");
   const int64_t S = query_BSHD.size(1), K = std::min(topk, S);

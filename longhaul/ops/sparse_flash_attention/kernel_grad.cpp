@@ -118,8 +118,8 @@ class Backward {
     for (int64_t h = 0; h < heads; ++h) {
       Floats products = {};
       for (int64_t d = 0; h < a_.H && d < a_.V; d += kLanes) {
-        products = fma(load_as_floats(out + h * a_.V + d), load_as_floats(d_out + h * a_.V + d),
-                       products);
+        products =
+            fma(load_as_floats(out + h * a_.V + d), load_as_floats(d_out + h * a_.V + d), products);
       }
       delta[h] = sum(products);
       sums[h] = h < a_.H ? a_.softmax_sum[row * a_.H + h] : 1;
@@ -161,8 +161,7 @@ class Backward {
         dS[u] = p * (Layout::unit(d_values) - delta_[v]) * scale;
         Layout::store_key_weights(key_weights + at * 2 * heads / kPack<T>, v, heads, dS[u], p);
       }
-      Layout::store_operand(
-          buffers_.weights + (r + i) / kPack<T> * heads + v * Layout::kHeads, dS);
+      Layout::store_operand(buffers_.weights + (r + i) / kPack<T> * heads + v * Layout::kHeads, dS);
     }
   }
 

@@ -28,8 +28,8 @@ Tensor pad_parts(const Tensor& x, int64_t V) {
   if (V % kColumns == 0) return pad_last(x, kColumns);
   const int64_t D = x.size(-1);
   if (V == D) return pad_last(x, kColumns);
-  return at::cat({pad_last(x.narrow(-1, 0, V), kColumns), pad_last(x.narrow(-1, V, D - V), kColumns)},
-                 -1);
+  return at::cat(
+      {pad_last(x.narrow(-1, 0, V), kColumns), pad_last(x.narrow(-1, V, D - V), kColumns)}, -1);
 }
 
 Tensor unpad_parts(const Tensor& x, int64_t D, int64_t V) {
@@ -101,7 +101,8 @@ struct SparseAttention : torch::autograd::Function<SparseAttention> {
     const Tensor &query = saved[0], &key = saved[1], &indices = saved[2];
     const int64_t V = saved[3].size(3);
     if (query.is_meta()) return {at::empty_like(query), at::empty_like(key), Tensor(), Tensor()};
-    if (indices.size(2) == 0) return {at::zeros_like(query), at::zeros_like(key), Tensor(), Tensor()};
+    if (indices.size(2) == 0)
+      return {at::zeros_like(query), at::zeros_like(key), Tensor(), Tensor()};
     Operands operands(query, key, indices, ctx->saved_data["scale"].toDouble(), V);
     const Tensor out = pad_last(saved[3], kColumns);
     const Tensor d_out = pad_last(grads[0].to(query.scalar_type()), kColumns);

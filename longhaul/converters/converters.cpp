@@ -1,0 +1,71 @@
+#include "longhaul/converters/converters.h"
+
+#include "longhaul/base/error.h"
+
+namespace longhaul::converters {
+namespace {
+
+std::string dsa_unmet(const Properties& properties) {
+  if (!properties.absorbed_mla) return "model.mla_form = \"absorbed\"";
+  if (properties.compute_dtype == at::kDouble) {
+    return "a compute dtype of float32 or bfloat16 (training.dtype = \"float64\" runs on the "
+           "reference operators)";
+  }
+  return "";
+}
+
+std::string without_prefix(const std::string& name) {
+  return name.starts_with("npu_") ? name.substr(4) : name;
+}
+
+const Converter& find(const std::string& name) {
+  for (const auto& converter : registry()) {
+    if (without_prefix(name) == converter.name) return converter;
+  }
+  std::string known;
+  for (const auto& converter : registry()) {
+    known += (known.empty() ? "" : ", ") + std::string(converter.name);
+  }
+  fail_user("converter '{}' is not there; there are: {}", name, known);
+}
+
+}  // namespace
+
+const std::vector<Converter>& registry() {
+  static const std::vector<Converter> all = {
+      {.name = "dsa",
+       .operation = "dsa",
+       .replaces = "indexer scores and top-k, sparse attention, the indexer's loss",
+       .unmet = dsa_unmet},
+  };
+  return all;
+}
+
+std::vector<Applied> apply(nn::Module& model, const std::vector<std::string>& names,
+                           const Properties& properties) {
+  std::vector<Applied> applied;
+  for (const auto& name : names) {
+    const Converter& converter = find(name);
+    if (const std::string unmet = converter.unmet(properties); !unmet.empty()) {
+      fail_user("converter '{}' needs {}", name, unmet);
+    }
+    Applied one{.name = converter.name, .modules = {}};
+    for (const auto& [module, operation, kernel] : model.kernels()) {
+      if (operation != converter.operation) continue;
+      if (*kernel != ops::Kernel::kReference) {
+        fail_user("converter '{}' claims {}, which another one in the list has already", name,
+                  module);
+      }
+      *kernel = ops::Kernel::kFused;
+      one.modules.push_back(module);
+    }
+    if (one.modules.empty()) {
+      fail_user("converter '{}' finds nothing to replace in this model ({}); remove it", name,
+                converter.replaces);
+    }
+    applied.push_back(std::move(one));
+  }
+  return applied;
+}
+
+}  // namespace longhaul::converters

@@ -1,0 +1,41 @@
+// What a job file's `converters` list switches on: names of fused kernels, each of which takes over
+// an operation in every module that has it. Applied after the model is built and before anything is
+// done to its parameters; the model itself knows nothing of the names. `npu_` before a name, as the
+// Ascend recipe writes it, changes nothing.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "longhaul/nn/module.h"
+
+namespace longhaul::converters {
+
+// What a converter may ask of the job.
+struct Properties {
+  at::ScalarType compute_dtype = at::kFloat;
+  bool absorbed_mla = true;
+};
+
+struct Converter {
+  const char* name;
+  const char* operation;  // of nn::Module::kernels()
+  const char* replaces;   // for people
+  // Empty if the job has what it needs, else what is missing and what to set.
+  std::string (*unmet)(const Properties&);
+};
+
+// All there are.
+const std::vector<Converter>& registry();
+
+struct Applied {
+  std::string name;
+  std::vector<std::string> modules;
+};
+
+// Applies the converters of these names in turn. Throws UserError for a name that is not there, a
+// need that is not met, a converter that finds nothing to replace, and a second claim on a module.
+std::vector<Applied> apply(nn::Module& model, const std::vector<std::string>& names,
+                           const Properties& properties);
+
+}  // namespace longhaul::converters

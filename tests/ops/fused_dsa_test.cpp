@@ -1,0 +1,259 @@
+// The fused kernels of sparse attention against the fp64 reference, forward and backward, for the
+// instruction set that LONGHAUL_ISA names (ctest runs this once for each): odd and extreme shapes,
+// ties, gaps in the indices, documents, and the same bits on any number of threads.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/cpu/isa.h"
+#include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"
+#include "longhaul/ops/lightning_indexer/lightning_indexer.h"
+#include "longhaul/ops/sparse_flash_attention/sparse_flash_attention.h"
+#include "tests/support/gradcheck.h"
+
+namespace longhaul::testing {
+namespace {
+
+using ops::Kernel;
+
+struct Case {
+  const char* name;
+  std::vector<std::vector<int64_t>> documents;
+  int64_t H, C, R, K;  // of the attention: heads, latent, rope
+  int64_t Hi, Di;      // of the indexer
+};
+
+const Case kCases[] = {
+    {"one slot", {{1}}, 1, 32, 0, 1, 1, 32},
+    {"one head, one key", {{9}}, 1, 32, 32, 1, 1, 32},
+    {"K beyond S", {{7}, {7}}, 2, 32, 32, 40, 3, 64},
+    {"odd dims", {{37}}, 3, 21, 6, 5, 5, 22},
+    {"8 heads", {{70}}, 8, 64, 32, 33, 8, 64},
+    {"9 heads", {{41}}, 9, 32, 32, 17, 9, 32},
+    {"16 heads", {{41, 30}}, 16, 64, 64, 19, 16, 32},
+    {"40 heads, 64 index heads", {{50}}, 40, 32, 64, 35, 64, 128},
+    {"128 heads", {{6}}, 128, 32, 32, 4, 64, 32},
+    {"documents of length 1", {{1, 1, 4, 1, 60}}, 4, 32, 32, 5, 4, 32},
+    {"packed and padded", {{25, 24, -2}, {-3, 40, 8}}, 4, 64, 32, 9, 2, 32},
+    {"only padding", {{-4}}, 2, 32, 32, 3, 2, 32},
+    {"several blocks of keys", {{300}}, 8, 32, 32, 150, 8, 32},
+};
+
+struct Inputs4 {
+  at::Tensor query, key, index_query, index_key, index_weights, starts;
+};
+
+class FusedDsa : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  void SetUp() override {
+    const char* wanted = std::getenv("LONGHAUL_ISA");
+    for (const auto isa : {cpu::Isa::kAvx2, cpu::Isa::kAvx512, cpu::Isa::kAvx512Bf16}) {
+      if (wanted && std::string(wanted) == cpu::name_of(isa) && !cpu::is_supported(isa)) {
+        GTEST_SKIP() << "this processor has no " << wanted;
+      }
+    }
+  }
+
+  static at::ScalarType dtype() { return GetParam(); }
+  // Operands are exact in both; what is left is fp32 accumulation, or bf16 rounding of P, dS and
+  // results.
+  static double limit() { return dtype() == at::kFloat ? 3e-6 : 6e-3; }
+
+  static Inputs4 inputs(const Case& c) {
+    const auto starts = doc_start(c.documents);
+    const int64_t B = starts.size(0), S = starts.size(1), D = c.C + c.R;
+    return {normal({B, S, c.H, D}, 1, 1, dtype()),     normal({B, S, D}, 2, 1, dtype()),
+            normal({B, S, c.Hi, c.Di}, 3, 1, dtype()), normal({B, S, c.Di}, 4, 1, dtype()),
+            normal({B, S, c.Hi}, 5, 0.3, at::kFloat),  starts};
+  }
+
+  // Random visible keys, -1 in the middle of rows too.
+  static at::Tensor indices(const at::Tensor& starts, int64_t K) {
+    const int64_t B = starts.size(0), S = starts.size(1);
+    const auto mask = ops::visible_mask(starts).logical_and(normal({B, S, S}, 6) > -0.5);
+    const auto all = ops::mask_to_indices(mask, S).narrow(2, 0, std::min(K, S));
+    return at::where(normal(all.sizes(), 7) > 1.2, at::full_like(all, -1), all).contiguous();
+  }
+};
+
+double frobenius(const at::Tensor& actual, const at::Tensor& expected) {
+  const auto e = expected.to(at::kDouble), d = actual.to(at::kDouble) - e;
+  const double scale = e.norm().item<double>(), error = d.norm().item<double>();
+  return scale == 0 ? error : error / scale;
+}
+
+ops::AttentionOptions options(const Case& c, Kernel kernel) {
+  return {.scale = 0.3,
+          .value_dim = c.C,
+          .return_head_sum = true,
+          .return_statistics = true,
+          .kernel = kernel};
+}
+
+TEST_P(FusedDsa, AttentionAndItsGradients) {
+  for (const auto& c : kCases) {
+    const auto in = inputs(c);
+    const auto chosen = indices(in.starts, c.K);
+    const auto d_out = normal({in.query.size(0), in.query.size(1), c.H, c.C}, 8, 1, dtype());
+    const auto run = [&](at::ScalarType type, Kernel kernel) {
+      Inputs leaves = {in.query.to(type).set_requires_grad(true),
+                       in.key.to(type).set_requires_grad(true)};
+      const auto result =
+          ops::sparse_flash_attention(leaves[0], leaves[1], {}, chosen, options(c, kernel));
+      auto grads = torch::autograd::grad({(result.out_BSHV * d_out.to(type)).sum()}, leaves);
+      return std::make_pair(result, grads);
+    };
+    const auto [expected, d_expected] = run(at::kDouble, Kernel::kReference);
+    const auto [actual, d_actual] = run(dtype(), Kernel::kFused);
+    EXPECT_EQ(actual.out_BSHV.scalar_type(), dtype());
+    EXPECT_LT(frobenius(actual.out_BSHV, expected.out_BSHV), limit()) << c.name;
+    EXPECT_LT(frobenius(actual.softmax_max, expected.softmax_max), 2e-6) << c.name;
+    EXPECT_LT(frobenius(actual.softmax_sum, expected.softmax_sum), 3e-6) << c.name;
+    EXPECT_LT(frobenius(actual.head_sum, expected.head_sum), 3e-6) << c.name;
+    EXPECT_LT(frobenius(d_actual[0], d_expected[0]), limit()) << c.name << " query";
+    EXPECT_LT(frobenius(d_actual[1], d_expected[1]), limit()) << c.name << " key";
+  }
+}
+
+// Products of small integers are exact in every dtype and tie all the time.
+TEST_P(FusedDsa, SelectionWithTies) {
+  for (const auto& c : kCases) {
+    const auto starts = doc_start(c.documents);
+    const int64_t B = starts.size(0), S = starts.size(1);
+    const auto small = [](at::IntArrayRef sizes, int64_t end, uint64_t seed) {
+      return (integers(sizes, end, seed) - end / 2).to(dtype());
+    };
+    const auto q = small({B, S, c.Hi, c.Di}, 3, 1), k = small({B, S, c.Di}, 3, 2);
+    const auto w = small({B, S, c.Hi}, 4, 3).to(at::kFloat) * 0.5;
+    const auto expected = ops::lightning_indexer(q.to(at::kDouble), k.to(at::kDouble),
+                                                 w.to(at::kDouble), starts, c.K);
+    const auto actual = ops::lightning_indexer(q, k, w, starts, c.K, Kernel::kFused);
+    EXPECT_TRUE(at::equal(actual.indices_BSK, expected.indices_BSK)) << c.name;
+    EXPECT_TRUE(at::equal(actual.scores_BSK.to(at::kDouble), expected.scores_BSK)) << c.name;
+  }
+}
+
+TEST_P(FusedDsa, SelectionOfRandomAndEqualScores) {
+  for (const int64_t K : {1, 7, 64, 700}) {
+    for (const double std : {1.0, 0.0}) {
+      const auto starts = doc_start({{1500, 37}});
+      const auto q = normal({1, 1537, 3, 32}, 1, std, dtype());
+      const auto k = normal({1, 1537, 32}, 2, 1, dtype());
+      const auto w = normal({1, 1537, 3}, 3, 0.3, at::kFloat);
+      const auto expected = ops::lightning_indexer(q.to(at::kDouble), k.to(at::kDouble),
+                                                   w.to(at::kDouble), starts, K);
+      const auto actual = ops::lightning_indexer(q, k, w, starts, K, Kernel::kFused);
+      // fp32 may order two scores differently that nearly tie: a few rows of 1537 at most.
+      const auto rows = (actual.indices_BSK != expected.indices_BSK).any(-1).sum();
+      EXPECT_LE(rows.item<int64_t>(), std == 0 ? 0 : 8) << K;
+      EXPECT_LT(frobenius(actual.scores_BSK, expected.scores_BSK), 1e-5) << K;
+    }
+  }
+}
+
+TEST_P(FusedDsa, SelectionOfNanAndInfinity) {
+  const auto starts = doc_start({{40}});
+  auto q = normal({1, 40, 1, 32}, 1, 1, dtype()), k = at::ones({1, 40, 32}, dtype());
+  const auto w = at::ones({1, 40, 1}, at::kFloat);
+  q.fill_(1);
+  k.select(1, 5).fill_(NAN);
+  k.select(1, 7).fill_(INFINITY);
+  const auto chosen = ops::lightning_indexer(q, k, w, starts, 2, Kernel::kFused);
+  EXPECT_TRUE(at::equal(chosen.indices_BSK[0][39], at::tensor({5, 7}, at::kInt)));
+  const auto none = ops::lightning_indexer(q, k, -w, starts, 40, Kernel::kFused);
+  EXPECT_TRUE(at::equal(none.indices_BSK[0][39], at::arange(40, at::kInt)));
+}
+
+TEST_P(FusedDsa, IndexerLossAndItsGradients) {
+  for (const auto& c : kCases) {
+    const auto in = inputs(c);
+    const auto chosen = indices(in.starts, c.K);
+    auto head_sum = normal(chosen.sizes(), 9).exp().masked_fill(chosen < 0, 0);
+    head_sum.masked_fill_(normal(chosen.sizes(), 10) > 1, 0);  // p = 0 contributes 0
+    const auto scores =
+        ops::indexer_scores(in.index_query.to(at::kDouble), in.index_key.to(at::kDouble),
+                            in.index_weights.to(at::kDouble))
+            .gather(2, chosen.to(at::kLong).clamp_min(0))
+            .to(at::kFloat);
+    const auto run = [&](at::ScalarType type, Kernel kernel, const at::Tensor& known) {
+      const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
+      Inputs leaves = {in.index_query.to(type).set_requires_grad(true),
+                       in.index_key.to(type).set_requires_grad(true),
+                       in.index_weights.to(wide).set_requires_grad(true)};
+      const auto loss = ops::sparse_indexer_kl_loss({leaves[0], leaves[1], leaves[2]}, chosen,
+                                                    head_sum.to(wide), kernel, known);
+      return std::make_pair(loss, torch::autograd::grad({loss}, leaves));
+    };
+    const auto [expected, d_expected] = run(at::kDouble, Kernel::kReference, {});
+    for (const auto& known : {at::Tensor(), scores}) {
+      const auto [actual, d_actual] = run(dtype(), Kernel::kFused, known);
+      EXPECT_LT(frobenius(actual, expected), 3e-6) << c.name;
+      EXPECT_LT(frobenius(d_actual[0], d_expected[0]), limit()) << c.name << " query";
+      EXPECT_LT(frobenius(d_actual[1], d_expected[1]), limit()) << c.name << " key";
+      EXPECT_LT(frobenius(d_actual[2], d_expected[2]), 1e-5) << c.name << " weights";
+    }
+  }
+}
+
+TEST_P(FusedDsa, LargeLogitsStayFinite) {
+  const Case c{"", {{60}}, 8, 32, 32, 20, 8, 32};
+  const auto in = inputs(c);
+  const auto chosen = indices(in.starts, c.K);
+  Inputs leaves = {(in.query * 1000).set_requires_grad(true), in.key.set_requires_grad(true)};
+  const auto result =
+      ops::sparse_flash_attention(leaves[0], leaves[1], {}, chosen, options(c, Kernel::kFused));
+  const auto grads = torch::autograd::grad({result.out_BSHV.sum()}, leaves);
+  EXPECT_TRUE(result.out_BSHV.isfinite().all().item<bool>());
+  for (const auto& grad : grads) EXPECT_TRUE(grad.isfinite().all().item<bool>());
+  Inputs index = {(in.index_query * 1000).set_requires_grad(true)};
+  const auto loss = ops::sparse_indexer_kl_loss({index[0], in.index_key, in.index_weights}, chosen,
+                                                result.head_sum, Kernel::kFused);
+  EXPECT_TRUE(loss.isfinite().item<bool>());
+  EXPECT_TRUE(torch::autograd::grad({loss}, index)[0].isfinite().all().item<bool>());
+}
+
+TEST_P(FusedDsa, ThreadsDoNotChangeABit) {
+  const Case c{"", {{300, 220}}, 8, 64, 32, 100, 8, 64};
+  const auto in = inputs(c);
+  std::vector<at::Tensor> first;
+  const int before = at::get_num_threads();
+  for (const int threads : {1, 2, 3}) {
+    at::set_num_threads(threads);
+    const auto chosen = ops::lightning_indexer(in.index_query, in.index_key, in.index_weights,
+                                               in.starts, c.K, Kernel::kFused);
+    Inputs leaves = {in.query.detach().set_requires_grad(true),
+                     in.key.detach().set_requires_grad(true),
+                     in.index_query.detach().set_requires_grad(true),
+                     in.index_key.detach().set_requires_grad(true),
+                     in.index_weights.detach().set_requires_grad(true)};
+    const auto result = ops::sparse_flash_attention(leaves[0], leaves[1], {}, chosen.indices_BSK,
+                                                    options(c, Kernel::kFused));
+    const auto loss =
+        ops::sparse_indexer_kl_loss({leaves[2], leaves[3], leaves[4]}, chosen.indices_BSK,
+                                    result.head_sum, Kernel::kFused, chosen.scores_BSK);
+    std::vector<at::Tensor> all =
+        torch::autograd::grad({result.out_BSHV.to(at::kFloat).square().sum() + loss}, leaves);
+    for (const auto& x : {chosen.indices_BSK, chosen.scores_BSK, result.out_BSHV.detach(),
+                          result.head_sum, loss.detach()}) {
+      all.push_back(x);
+    }
+    if (first.empty()) first = all;
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(at::equal(all[i], first[i])) << i;
+  }
+  at::set_num_threads(before);
+}
+
+TEST_P(FusedDsa, BadIndicesAreAnError) {
+  const Case c{"", {{5}}, 2, 32, 32, 2, 2, 32};
+  const auto in = inputs(c);
+  const auto wrong = at::full({1, 5, 2}, 5, at::kInt);
+  EXPECT_NE(message_of([&] {
+              ops::sparse_flash_attention(in.query, in.key, {}, wrong, options(c, Kernel::kFused));
+            }).find("sparse_flash_attention: an index is outside -1 .. L - 1"),
+            std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, FusedDsa, ::testing::Values(at::kFloat, at::kBFloat16));
+
+}  // namespace
+}  // namespace longhaul::testing
