@@ -21,7 +21,7 @@ Tensor visible_mask(const Tensor& doc_start_BS);
 
 // Queries that the references take at a time: a block needs only the keys up to the last one that
 // it sees, which halves the work on long causal sequences, and holds less memory.
-inline constexpr int64_t kQueryBlock = 256;
+inline constexpr int64_t kQueryBlock = 128;
 
 // The number of leading keys that hold all that `mask` [B, queries, S] lets through; at least 1.
 // All of them on the Meta device, where a mask has no values.

@@ -115,11 +115,11 @@ AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key,
   const int64_t S = query_BSHD.size(1), L = key.size(1);
   check_shape(mask_BSS, {query_BSHD.size(0), S, L}, "attention mask");
   std::vector<AttentionResult> blocks;
-  for (int64_t t = 0; t == 0 || t < S; t += kQueryBlock) {
-    const int64_t count = std::min(kQueryBlock, S - t);
-    const Tensor rows = mask_BSS.narrow(1, t, count);
+  const auto masks = mask_BSS.split(kQueryBlock, 1);
+  for (const Tensor& q : query_BSHD.split(kQueryBlock, 1)) {
+    const Tensor& rows = masks[blocks.size()];
     const int64_t seen = S <= kQueryBlock ? L : keys_up_to_last(rows);
-    const Tensor q = query_BSHD.narrow(1, t, count), mask = rows.narrow(2, 0, seen);
+    const Tensor mask = rows.narrow(2, 0, seen);
     const Tensor k = key.narrow(1, 0, seen), v = value.narrow(1, 0, seen);
     blocks.push_back(key.dim() == 3 ? attend<SharedKeys>(q, k, v, mask, options)
                                     : attend<KeysByHead>(q, k, v, mask, options));
