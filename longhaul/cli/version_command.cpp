@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "longhaul/cli/commands.h"
+#include "longhaul/ops/cpu/isa.h"
 #include "longhaul/ops/matmul/matmul.h"
 
 namespace longhaul::cli {
@@ -38,12 +39,25 @@ void print_version() {
   fmt::print("matmul     fp32 by {}\n", ops::fp32_product_kernels());
 }
 
+void print_kernels() {
+  const auto& choice = cpu::chosen_isa();
+  fmt::print("kernels    {}: {}\n", cpu::name_of(choice.isa), choice.reason);
+  for (const auto isa : cpu::kAllIsas) {
+    fmt::print("           {:<12} {}: needs {}\n", cpu::name_of(isa),
+               cpu::is_supported(isa) ? "can run here" : "cannot run here", cpu::requirement(isa));
+  }
+}
+
 }  // namespace
 
 void add_version_command(CLI::App& app) {
   auto* command = app.add_subcommand("version", "Versions of the program and what it is built on");
-  command->footer("Example:\n  longhaul version");
-  command->callback(print_version);
+  command->footer("Example:\n  longhaul version --kernels");
+  const auto kernels = std::make_shared<bool>(false);
+  command->add_flag("--kernels", *kernels,
+                    "Which instruction set the fused CPU kernels use, and why (LONGHAUL_ISA names "
+                    "another)");
+  command->callback([kernels] { *kernels ? print_kernels() : print_version(); });
 }
 
 }  // namespace longhaul::cli

@@ -44,6 +44,19 @@ TEST_F(ConfigCommand, Version) {
       << result.out;
 }
 
+TEST_F(ConfigCommand, KernelsOfTheProcessorAndOfTheEnvironment) {
+  EXPECT_TRUE(contains(run({"version", "--kernels"}).out, "kernels    ")) << "a choice";
+  const auto named = test::shell("LONGHAUL_ISA=portable \"$LONGHAUL_BINARY\" version --kernels");
+  EXPECT_TRUE(contains(named.out, "kernels    portable: LONGHAUL_ISA names it\n")) << named.out;
+  EXPECT_TRUE(contains(named.out, "avx512_bf16 ")) << named.out;
+  const auto wrong = test::shell("LONGHAUL_ISA=mmx \"$LONGHAUL_BINARY\" version --kernels");
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_TRUE(contains(wrong.err,
+                       "LONGHAUL_ISA = mmx: must be avx512_bf16, avx512, avx2 or "
+                       "portable"))
+      << wrong.err;
+}
+
 struct Mistake {
   std::vector<std::string> words;
   std::string error;

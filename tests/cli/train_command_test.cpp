@@ -78,6 +78,35 @@ TEST_F(TrainCommand, TheMemoryIsTheGpus) {
   EXPECT_EQ(bytes % (2 << 20), 0) << bytes;
 }
 
+// fp32: the fused kernels choose the same keys, and the losses agree.
+TEST_F(TrainCommand, ConvertersTrainTheSameModel) {
+  expect_trained(train_only());
+  const auto fused = train_only({"--model.converters", "npu_dsa", "--job.dump_folder", "fused"});
+  expect_trained(fused);
+  EXPECT_THAT(fused.err, ContainsRegex("converters +dsa .2 modules. on [a-z0-9_]+ kernels"));
+  const auto expected = metrics(), actual = metrics("fused");
+  ASSERT_EQ(actual.size(), 6u);
+  for (size_t i = 0; i < 6; ++i) {
+    for (const char* key : {"loss", "lm_loss", "indexer_loss", "grad_norm"}) {
+      // The reference's KL is a difference of fp32 logarithms, good to some 1e-7.
+      const double value = expected[i][key].get<double>();
+      EXPECT_NEAR(actual[i][key].get<double>(), value, 1e-4 * value + 1e-7) << key;
+    }
+  }
+}
+
+TEST_F(TrainCommand, ConvertersThatCannotBeApplied) {
+  const auto refused = [&](const Words& more, const std::string& part) {
+    Words words = {"--model.converters", "dsa"};
+    words.insert(words.end(), more.begin(), more.end());
+    expect_user_error(train_only(words), {"model.converters: converter 'dsa' ", part});
+  };
+  refused({"--model.mla_form", "expanded"}, "needs model.mla_form = \"absorbed\"");
+  refused({"--training.dtype", "float64"}, "float32 or bfloat16");
+  expect_user_error(train_only({"--model.converters", "dsa,npu_dsa"}),
+                    {"converter 'npu_dsa' claims model.layers.0.self_attn"});
+}
+
 TEST_F(TrainCommand, TheResolvedJobGivesTheSameRun) {
   expect_trained(train({"--optimizer.lr", "2e-3", "--training.steps", "3"}));
   expect_trained(run({"train", "run/job.toml", "--job.dump_folder", "again"}));

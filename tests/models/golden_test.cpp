@@ -11,13 +11,33 @@ constexpr double kDenseGradientTolerance = 5e-6;
 constexpr double kKlTolerance = 3e-6;  // relative
 constexpr double kLossTolerance = 3e-6;
 
-class Golden : public ::testing::TestWithParam<std::tuple<std::string, v3::MlaForm>> {
+// How the model computes: the reference operators in both forms of MLA, and the fused kernels.
+enum class Path { kAbsorbed, kExpanded, kFused };
+
+v3::MlaForm form_of(Path path) {
+  return path == Path::kExpanded ? v3::MlaForm::kExpanded : v3::MlaForm::kAbsorbed;
+}
+
+std::string name_of(Path path) {
+  return path == Path::kAbsorbed ? "Absorbed" : path == Path::kExpanded ? "Expanded" : "Fused";
+}
+
+std::unique_ptr<v3::Model> model_on(const std::string& folder, v3::ModelSettings settings,
+                                    Path path) {
+  settings.mla_form = form_of(path);
+  auto model = golden_model(folder, settings);
+  for (const auto& slot : model->kernels()) {
+    if (path == Path::kFused) *slot.kernel = ops::Kernel::kFused;
+  }
+  return model;
+}
+
+class Golden : public ::testing::TestWithParam<std::tuple<std::string, Path>> {
  protected:
   std::string variant() const { return std::get<0>(GetParam()); }
-  v3::ModelSettings settings() const {
-    v3::ModelSettings s;
-    s.mla_form = std::get<1>(GetParam());
-    return s;
+  std::unique_ptr<v3::Model> model(const std::string& folder,
+                                   const v3::ModelSettings& settings = {}) const {
+    return model_on(folder, settings, std::get<1>(GetParam()));
   }
 };
 
@@ -61,7 +81,7 @@ void expect_indexer_losses(const v3::StepStats& stats, const at::Tensor& kl) {
 
 TEST_P(Golden, ForwardEqualsTransformers) {
   const auto expected = load_golden("hf_" + variant() + "/forward.safetensors");
-  auto model = golden_model("hf_" + variant(), settings());
+  auto model = this->model("hf_" + variant());
   const auto batch = plain_batch(expected.at("input_ids"));
   Probed probed;
   v3::ForwardContext ctx;
@@ -98,7 +118,7 @@ TEST_P(Golden, GradientsEqualTransformersAndTorchtitan) {
   const auto forward = load_golden("tt_" + variant() + "/forward.safetensors");
   auto expected = load_golden("hf_" + variant() + "/grads.safetensors");
   expected.merge(load_golden("tt_" + variant() + "/indexer_grads.safetensors"));
-  auto model = golden_model("hf_" + variant(), settings());
+  auto model = this->model("hf_" + variant());
   const auto batch = plain_batch(forward.at("input_ids"));
   v3::StepStats stats;
   v3::ForwardContext ctx;
@@ -160,9 +180,9 @@ double flip_nearest_kink(v3::Model& model, const v3::Batch& batch, int64_t layer
 TEST_P(Golden, DenseWarmupEqualsTorchtitan) {
   const auto forward = load_golden("tt_" + variant() + "_dense/forward.safetensors");
   const auto expected = load_golden("tt_" + variant() + "_dense/indexer_grads.safetensors");
-  auto s = settings();
-  s.stage = v3::IndexerStage::kDenseWarmup;
-  auto model = golden_model("hf_" + variant(), s);
+  v3::ModelSettings settings;
+  settings.stage = v3::IndexerStage::kDenseWarmup;
+  auto model = this->model("hf_" + variant(), settings);
   const auto batch = plain_batch(forward.at("input_ids"));
   v3::StepStats stats;
   v3::ForwardContext ctx;
@@ -188,24 +208,18 @@ TEST_P(Golden, DenseWarmupEqualsTorchtitan) {
   expect_indexer_losses(stats, forward.at("kl_per_layer"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, Golden,
-                         ::testing::Combine(::testing::Values("base", "yarn"),
-                                            ::testing::Values(v3::MlaForm::kAbsorbed,
-                                                              v3::MlaForm::kExpanded)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param) +
-                                  (std::get<1>(info.param) == v3::MlaForm::kAbsorbed ? "Absorbed"
-                                                                                     : "Expanded");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Variants, Golden,
+    ::testing::Combine(::testing::Values("base", "yarn"),
+                       ::testing::Values(Path::kAbsorbed, Path::kExpanded, Path::kFused)),
+    [](const auto& info) { return std::get<0>(info.param) + name_of(std::get<1>(info.param)); });
 
-class GoldenMtp : public ::testing::TestWithParam<v3::MlaForm> {};
+class GoldenMtp : public ::testing::TestWithParam<Path> {};
 
 TEST_P(GoldenMtp, EqualsTorchtitan) {
   const auto forward = load_golden("tt_mtp_yarn/forward.safetensors");
   const auto expected = load_golden("tt_mtp_yarn/grads.safetensors");
-  v3::ModelSettings settings;
-  settings.mla_form = GetParam();
-  auto model = golden_model("tt_mtp_yarn", settings);
+  auto model = model_on("tt_mtp_yarn", {}, GetParam());
   const auto tokens = forward.at("tokens");
   const int64_t B = tokens.size(0), S = tokens.size(1) - 2;
   const auto positions = at::arange(S + 1, at::kLong).expand({B, S + 1}).contiguous();
@@ -232,7 +246,8 @@ TEST_P(GoldenMtp, EqualsTorchtitan) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, GoldenMtp,
-                         ::testing::Values(v3::MlaForm::kAbsorbed, v3::MlaForm::kExpanded));
+                         ::testing::Values(Path::kAbsorbed, Path::kExpanded, Path::kFused),
+                         [](const auto& info) { return name_of(info.param); });
 
 TEST(GoldenRope, FrequenciesAndScale) {
   for (const std::string variant : {"base", "yarn"}) {

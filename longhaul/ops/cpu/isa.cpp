@@ -21,9 +21,30 @@ extern const KernelTable kTable;
 
 namespace {
 
-constexpr Isa kAll[] = {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2, Isa::kPortable};  // best first
+IsaChoice choose() {
+  if (const char* wanted = std::getenv("LONGHAUL_ISA"); wanted && *wanted) {
+    for (const Isa isa : kAllIsas) {
+      if (std::string(wanted) != name_of(isa)) continue;
+      if (!is_supported(isa)) {
+        fail_user("LONGHAUL_ISA = {}: this processor lacks it ({})", wanted, requirement(isa));
+      }
+      return {isa, "LONGHAUL_ISA names it"};
+    }
+    fail_user("LONGHAUL_ISA = {}: must be avx512_bf16, avx512, avx2 or portable", wanted);
+  }
+  for (const Isa isa : kAllIsas) {
+    if (is_supported(isa)) return {isa, std::string("the processor has ") + requirement(isa)};
+  }
+  return {Isa::kPortable, requirement(Isa::kPortable)};
+}
 
-// What is_supported asks for, in words.
+}  // namespace
+
+const char* name_of(Isa isa) {
+  constexpr const char* kNames[] = {"portable", "avx2", "avx512", "avx512_bf16"};
+  return kNames[static_cast<int>(isa)];
+}
+
 const char* requirement(Isa isa) {
   switch (isa) {
     case Isa::kAvx512Bf16:
@@ -36,30 +57,6 @@ const char* requirement(Isa isa) {
       break;
   }
   return "nothing beyond x86-64";
-}
-
-IsaChoice choose() {
-  if (const char* wanted = std::getenv("LONGHAUL_ISA"); wanted && *wanted) {
-    for (const Isa isa : kAll) {
-      if (std::string(wanted) != name_of(isa)) continue;
-      if (!is_supported(isa)) {
-        fail_user("LONGHAUL_ISA = {}: this processor lacks it ({})", wanted, requirement(isa));
-      }
-      return {isa, "LONGHAUL_ISA names it"};
-    }
-    fail_user("LONGHAUL_ISA = {}: must be avx512_bf16, avx512, avx2 or portable", wanted);
-  }
-  for (const Isa isa : kAll) {
-    if (is_supported(isa)) return {isa, std::string("the processor has ") + requirement(isa)};
-  }
-  return {Isa::kPortable, requirement(Isa::kPortable)};
-}
-
-}  // namespace
-
-const char* name_of(Isa isa) {
-  constexpr const char* kNames[] = {"portable", "avx2", "avx512", "avx512_bf16"};
-  return kNames[static_cast<int>(isa)];
 }
 
 bool is_supported(Isa isa) {

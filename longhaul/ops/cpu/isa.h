@@ -10,6 +10,9 @@ namespace longhaul::cpu {
 
 enum class Isa { kPortable, kAvx2, kAvx512, kAvx512Bf16 };
 
+inline constexpr Isa kAllIsas[] = {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2,
+                                   Isa::kPortable};  // best first
+
 struct IsaChoice {
   Isa isa;
   std::string reason;
@@ -17,6 +20,9 @@ struct IsaChoice {
 
 // "portable", "avx2", "avx512", "avx512_bf16".
 const char* name_of(Isa isa);
+
+// What it asks of a processor, in words.
+const char* requirement(Isa isa);
 
 // Whether this processor can run it.
 bool is_supported(Isa isa);

@@ -126,7 +126,7 @@ class Loss {
     multiply_rows<T, kSplit, 8, 1, 2>(rows, buffers_.query + v * kLanes,
                                       Layout::vectors(a_.H) * kLanes, a_.D / Layout::kStep, dots);
     for (int i = 0; i < 8 / Layout::kKeysInUnit; ++i) {
-      units[i] = max(Layout::unit(&dots[i * Layout::kKeysInUnit][0]), Floats{});
+      units[i] = max(Floats{}, Layout::unit(&dots[i * Layout::kKeysInUnit][0]));
     }
   }
 
@@ -180,26 +180,31 @@ class Loss {
     for (int64_t i = 0; i < padded; i += kLanes) highest = max(highest, load(scores + i));
     const Floats shift = all(largest(highest) * kLog2E);
 
-    // log2 of p / r is log2 p - x + log2(sum), and the last is the same for all keys.
-    Floats total = {}, loss = {}, target_total = {};
+    Floats total = {};
     for (int64_t i = 0; i < padded; i += kLanes) {
-      const Floats x = load(scores + i) * kLog2E - shift, p = load(buffers_.target + i);
-      const Floats e = exp2(x), log_p = log2(max(p, all(1.2e-38F)));
-      const Mask counts = greater(p, Floats{});
-      total += e;
-      target_total += p;
-      loss += select(counts, p * (log_p - x), Floats{});
-      store(scores + i, e);
+      const Floats x = load(scores + i) * kLog2E - shift;
+      total += exp2(x);
+      store(scores + i, x);
     }
-    const float sum_of_e = sum(total);
-    float log_sum[kLanes];
-    store(log_sum, log2(all(sum_of_e)));
-    a_.loss[row] = (sum(loss) + log_sum[0] * sum(target_total)) * kLn2;
-    const Floats inverse = all(1 / sum_of_e);
-    for (int64_t i = 0; i < padded; i += kLanes) {
-      store(scores + i, load(scores + i) * inverse - load(buffers_.target + i));
-    }
+    a_.loss[row] = kLn2 * to_gradients(padded, sum(total));
     for (int64_t i = keys.size; i < padded; ++i) scores[i] = 0;
+  }
+
+  // Shifted scores x to dI = r - p; returns the loss in base 2. Since p and r both sum to 1, the
+  // loss is also the sum of r - p - p log(r / p), whose terms do not cancel where r is close to p.
+  float to_gradients(int64_t padded, float sum_of_e) {
+    const Floats inverse = all(1 / sum_of_e), log_sum = log2(all(sum_of_e));
+    Floats loss = {};
+    for (int64_t i = 0; i < padded; i += kLanes) {
+      const Floats x = load(buffers_.scores + i), p = load(buffers_.target + i);
+      const Floats r = exp2(x) * inverse, ratio = r / max(p, all(1.2e-38F));
+      const Mask close = greater(ratio, all(0.5F)) & greater(all(2.0F), ratio);
+      const Floats log_ratio = select(close, log2(select(close, ratio, all(1.0F))),
+                                      x - log_sum - log2(max(p, all(1.2e-38F))));
+      loss += (r - p) * kLog2E - select(greater(p, Floats{}), p * log_ratio, Floats{});
+      store(buffers_.scores + i, r - p);
+    }
+    return sum(loss);
   }
 
   // Gradients at 8 keys for one vector of heads.

@@ -72,7 +72,7 @@ LONGHAUL_INLINE void score_tile(const char* heads, const float* weights, int64_t
     for (int h = 0; h < kHeads; ++h) {
       const Floats w = all(weights[h0 + h]);
 #pragma GCC unroll 3
-      for (int c = 0; c < 3; ++c) scores[c] = fma(max(dots[h][c], Floats{}), w, scores[c]);
+      for (int c = 0; c < 3; ++c) scores[c] = fma(max(Floats{}, dots[h][c]), w, scores[c]);
     }
   }
 }
