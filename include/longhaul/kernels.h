@@ -86,6 +86,10 @@ typedef struct longhaul_indexer_kl_loss_args {
 size_t longhaul_indexer_kl_loss_workspace(const longhaul_indexer_kl_loss_args* args);
 const char* longhaul_indexer_kl_loss(const longhaul_indexer_kl_loss_args* args, void* workspace);
 
+/* FLOP/s that all threads reach with operands of the dtype in a loop on registers alone; looks for
+ * that many seconds and takes the best. */
+double longhaul_kernels_peak_flops(longhaul_dtype dtype, double seconds);
+
 /* "avx512_bf16", "avx512", "avx2" or "portable", and why. */
 const char* longhaul_kernels_isa(void);
 const char* longhaul_kernels_isa_reason(void);

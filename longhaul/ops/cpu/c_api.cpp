@@ -114,6 +114,10 @@ const char* longhaul_indexer_kl_loss(const longhaul_indexer_kl_loss_args* args, 
   return nullptr;
 }
 
+double longhaul_kernels_peak_flops(longhaul_dtype dtype, double seconds) {
+  return kernels().peak_flops(dtype, seconds);
+}
+
 const char* longhaul_kernels_isa(void) {
   return longhaul::cpu::name_of(longhaul::cpu::chosen_isa().isa);
 }

@@ -12,6 +12,7 @@ const KernelTable kTable = {
     .sparse_attention_grad = sparse_attention_grad,
     .indexer_kl_loss_workspace = indexer_kl_loss_workspace,
     .indexer_kl_loss = indexer_kl_loss,
+    .peak_flops = peak_flops,
 };
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

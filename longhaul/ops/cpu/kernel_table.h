@@ -16,6 +16,7 @@ struct KernelTable {
   void (*sparse_attention_grad)(const longhaul_sparse_attention_grad_args&, void*);
   size_t (*indexer_kl_loss_workspace)(const longhaul_indexer_kl_loss_args&);
   void (*indexer_kl_loss)(const longhaul_indexer_kl_loss_args&, void*);
+  double (*peak_flops)(longhaul_dtype, double seconds);
 };
 
 #ifdef LONGHAUL_ISA
@@ -28,6 +29,7 @@ size_t sparse_attention_grad_workspace(const longhaul_sparse_attention_grad_args
 void sparse_attention_grad(const longhaul_sparse_attention_grad_args&, void* workspace);
 size_t indexer_kl_loss_workspace(const longhaul_indexer_kl_loss_args&);
 void indexer_kl_loss(const longhaul_indexer_kl_loss_args&, void* workspace);
+double peak_flops(longhaul_dtype, double seconds);
 }  // namespace LONGHAUL_ISA
 #endif
 

@@ -1,0 +1,51 @@
+// The most that the multiply-add instructions of a kernel can reach: a loop on registers alone.
+#include <omp.h>
+
+#include "longhaul/ops/cpu/kernel_table.h"
+#include "longhaul/ops/cpu/simd.h"
+
+namespace longhaul::cpu::LONGHAUL_ISA {
+namespace {
+
+constexpr int kAccumulators = 16;  // enough to hide the latency of the instruction
+constexpr int64_t kSteps = 1 << 20;
+
+template <typename T>
+float multiply_add(int64_t steps) {
+  Floats acc[kAccumulators] = {};
+  const Words operands[2] = {all_words(0x3f803f80), all_words(0x3f803f80)};  // 1, or about 1
+  for (int64_t i = 0; i < steps; ++i) {
+    asm volatile("" : : "r"(operands) : "memory");  // new values, as far as the compiler knows
+    const Words a = load_words(operands), b = load_words(operands + 1);
+#pragma GCC unroll 16
+    for (int j = 0; j < kAccumulators; ++j) acc[j] = dot<T>(acc[j], a, b);
+  }
+  Floats total = {};
+  for (int j = 0; j < kAccumulators; ++j) total += acc[j];
+  return sum(total);
+}
+
+template <typename T>
+double best_rate(double seconds) {
+  double best = 0;
+  const double end = omp_get_wtime() + seconds;
+  while (omp_get_wtime() < end) {
+    const double start = omp_get_wtime();
+    float kept = 0;
+#pragma omp parallel reduction(+ : kept)
+    kept += multiply_add<T>(kSteps);
+    asm volatile("" : : "x"(kept));
+    const double flops = 2.0 * kLanes * kPack<T> * kAccumulators * kSteps * omp_get_max_threads();
+    const double rate = flops / (omp_get_wtime() - start);
+    best = rate > best ? rate : best;
+  }
+  return best;
+}
+
+}  // namespace
+
+double peak_flops(longhaul_dtype dtype, double seconds) {
+  return dtype == LONGHAUL_FLOAT32 ? best_rate<float>(seconds) : best_rate<bf16>(seconds);
+}
+
+}  // namespace longhaul::cpu::LONGHAUL_ISA
