@@ -1,7 +1,6 @@
 #include "longhaul/config/capability.h"
 
 #include <algorithm>
-
 #include <functional>
 
 #include "longhaul/base/error.h"
@@ -94,11 +93,8 @@ std::vector<Rule> training_rules() {
       {"optimizer.swap_optimizer", [](auto& c) { return c.optimizer.swap_optimizer; },
        "optimizer states stay on the device in this version; set it to false"},
       {"activation_checkpoint.mode",
-       [](auto& c) {
-         return c.activation_checkpoint.mode == "full" ||
-                c.activation_checkpoint.mode == "memory_budget";
-       },
-       "nothing is recomputed in this version; set it to \"none\""},
+       [](auto& c) { return c.activation_checkpoint.mode == "memory_budget"; },
+       "there is no budget planner yet; set it to \"full\" or \"none\""},
       {"compile.enable", [](auto& c) { return c.compile.enable; },
        "there is no graph compiler yet; set it to false"},
   };

@@ -70,6 +70,7 @@ deepseek_v3::ModelSettings model_settings(const JobConfig& config, at::Device de
   settings.sequence_balance_loss_coeff = config.moe.sequence_balance_loss_coeff;
   settings.z_loss_coeff = config.moe.z_loss_coeff;
   settings.force_load_balance = config.debug.moe_force_load_balance;
+  settings.recompute_blocks = config.activation_checkpoint.mode == "full";
   settings.mtp_after_norm = config.mtp.hidden == "after_norm";
   settings.mtp_own_norm = config.mtp.own_norm;
   return settings;

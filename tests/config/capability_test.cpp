@@ -38,7 +38,7 @@ TEST(Capability, EverySettingThatIsNotThere) {
       {{"--optimizer.name", "Adam"}, "optimizer.name"},
       {{"--optimizer.swap_optimizer"}, "optimizer.swap_optimizer"},
       {{"--optimizer.early_step_in_backward"}, "optimizer.early_step_in_backward"},
-      {{"--activation_checkpoint.mode", "full"}, "activation_checkpoint.mode"},
+      {{"--activation_checkpoint.mode", "memory_budget"}, "activation_checkpoint.mode"},
       {{"--activation_checkpoint.mode", "memory_budget"}, "activation_checkpoint.mode"},
       {{"--compile.enable"}, "compile.enable"},
       {{"--parallelism.data_parallel_replicate_degree", "2"},
@@ -148,11 +148,11 @@ TEST(Capability, TheTorchTitanFile) {
 TEST(Capability, TheRecipeFile) {
   const JobConfig config = load_job(data_file("recipe_v32_671b_128die.toml"));
   EXPECT_EQ(config.model.flavor, "671B_debug_128die");
-  EXPECT_EQ(keys_of(missing_behaviour(config)),
-            (Strings{"training.dataset", "optimizer.swap_optimizer", "activation_checkpoint.mode",
-                     "parallelism.tensor_parallel_degree", "parallelism.pipeline_parallel_degree",
-                     "parallelism.context_parallel_degree", "parallelism.expert_parallel_degree",
-                     "model.converters"}));
+  EXPECT_EQ(
+      keys_of(missing_behaviour(config)),
+      (Strings{"training.dataset", "optimizer.swap_optimizer", "parallelism.tensor_parallel_degree",
+               "parallelism.pipeline_parallel_degree", "parallelism.context_parallel_degree",
+               "parallelism.expert_parallel_degree", "model.converters"}));
 }
 
 }  // namespace

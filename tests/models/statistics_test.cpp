@@ -41,6 +41,43 @@ TEST(Statistics, RecomputationRecordsNothingAndHasTheSameGradients) {
   EXPECT_THAT(differing(again.gradients, first.gradients, 0.0), IsEmpty());
 }
 
+// Activation checkpointing of every block, MTP included: the same losses, statistics and gradients,
+// bit for bit, with the reference operators and the fused ones.
+TEST(Statistics, CheckpointedBlocksChangeNothing) {
+  for (const auto kernel : {ops::Kernel::kReference, ops::Kernel::kFused}) {
+    auto settings = all_losses();
+    if (kernel == ops::Kernel::kFused) settings.param_dtype = settings.compute_dtype = at::kFloat;
+    const auto run_with = [&](bool recompute) {
+      settings.recompute_blocks = recompute;
+      const auto model = tiny_model(tiny_config(), settings);
+      for (const auto& slot : model->kernels()) *slot.kernel = kernel;
+      return run(*model, tiny_batch());
+    };
+    const auto kept = run_with(false), again = run_with(true);
+    EXPECT_EQ(again.total, kept.total);
+    EXPECT_THAT(differing(again.gradients, kept.gradients, 0.0), IsEmpty());
+    EXPECT_EQ(again.gradients.size(), kept.gradients.size());
+    for (const auto part : {&v3::StepStats::indexer_loss, &v3::StepStats::balance_loss,
+                            &v3::StepStats::z_loss, &v3::StepStats::expert_counts}) {
+      ASSERT_EQ((again.stats.*part).size(), (kept.stats.*part).size());
+      for (const auto& [layer, value] : kept.stats.*part) {
+        EXPECT_TRUE(at::equal((again.stats.*part).at(layer), value)) << layer;
+      }
+    }
+  }
+}
+
+// In the dense warm-up nothing flows through the trunk, so nothing is there to compute again.
+TEST(Statistics, CheckpointedBlocksInTheDenseWarmup) {
+  auto settings = all_losses();
+  settings.stage = v3::IndexerStage::kDenseWarmup;
+  const auto kept = run(*tiny_model(tiny_config(), settings), tiny_batch());
+  settings.recompute_blocks = true;
+  const auto again = run(*tiny_model(tiny_config(), settings), tiny_batch());
+  EXPECT_FALSE(kept.gradients.empty());
+  EXPECT_THAT(differing(again.gradients, kept.gradients, 0.0), IsEmpty());
+}
+
 TEST(Statistics, WithoutAPlaceNothingIsRecorded) {
   const auto model = tiny_model();
   const auto batch = tiny_batch();

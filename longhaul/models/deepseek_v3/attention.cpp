@@ -71,7 +71,7 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
 
   const bool learn = train_indexer_ && ctx.training();
   ops::IndexerInputs indexer_inputs;
-  ops::IndexerSelection selection;  // without scores where it is repeated
+  ops::IndexerSelection selection;
   if (learn || stage_ == IndexerStage::kSparse) {
     indexer_inputs = indexer_->forward(x_BSD, q.latent_BSQ, sequence.rope);
     if (ctx.probe) {
@@ -81,11 +81,17 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
     }
   }
   if (stage_ == IndexerStage::kSparse) {
+    const auto select = [&] {
+      selection = indexer_->select(indexer_inputs, *sequence.slots, dsa_kernel_);
+      return selection.indices_BSK;
+    };
+    auto* decisions = ctx.decisions;
     selection.indices_BSK =
-        decide_once(ctx.decisions ? &ctx.decisions->topk_indices : nullptr, layer_, [&] {
-          selection = indexer_->select(indexer_inputs, *sequence.slots, dsa_kernel_);
-          return selection.indices_BSK;
-        });
+        decide_once(decisions ? &decisions->topk_indices : nullptr, layer_, select);
+    if (decisions) {
+      if (selection.scores_BSK.defined()) decisions->topk_scores[layer_] = selection.scores_BSK;
+      selection.scores_BSK = decisions->topk_scores[layer_];
+    }
     if (ctx.probe) ctx.probe("topk_indices", layer_, selection.indices_BSK);
   }
 

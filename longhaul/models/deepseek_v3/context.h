@@ -33,6 +33,7 @@ void accumulate(std::map<int64_t, Tensor>& by_layer, int64_t layer, const Tensor
 // finds them here repeats them, so a recomputed pass cannot choose differently.
 struct Decisions {
   std::map<int64_t, Tensor> topk_indices;  // [B, S, K] int32
+  std::map<int64_t, Tensor> topk_scores;   // [B, S, K], the indexer's at these keys
   std::map<int64_t, Tensor> experts;       // [T, k] int64
 };
 

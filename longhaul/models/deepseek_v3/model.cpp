@@ -6,6 +6,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/nn/init.h"
+#include "longhaul/nn/recompute.h"
 #include "longhaul/ops/common.h"
 
 namespace longhaul::deepseek_v3 {
@@ -101,12 +102,37 @@ Sequence Model::sequence_of(const Batch& batch, size_t tower, const ForwardConte
   return {&slots, rope_.table(slots.positions, table_dtype), ctx.counts.tokens[tower]};
 }
 
+// A recomputed pass repeats the first one's choices and records nothing.
+template <typename F>
+Tensor Model::checkpointed(const F& block, const std::vector<Tensor>& inputs,
+                           const ForwardContext& ctx) const {
+  const bool differentiable = at::GradMode::is_enabled() && inputs[0].requires_grad();
+  if (!settings_.recompute_blocks || ctx.pass != Pass::kTrain || !differentiable) {
+    return block(inputs, ctx);
+  }
+  const auto decisions = std::make_shared<Decisions>();
+  return nn::recompute(
+      [=](const std::vector<Tensor>& x, bool again) {
+        ForwardContext inner = ctx;
+        if (again) inner.pass = Pass::kRecompute;
+        if (inner.decisions == nullptr) inner.decisions = decisions.get();
+        return block(x, inner);
+      },
+      inputs);
+}
+
 std::vector<Tensor> Model::forward(const Batch& batch, const ForwardContext& ctx) const {
   LONGHAUL_CHECK(!batch.towers.empty() && batch.towers.size() <= mtp_.size() + 1,
                  "a batch with {} towers for {} MTP modules", batch.towers.size(), mtp_.size());
   const Sequence sequence = sequence_of(batch, 0, ctx);
   Tensor h = embed_tokens_.forward(batch.towers[0].input_ids, settings_.compute_dtype);
-  for (const auto& layer : layers_) h = layer->forward(h, sequence, ctx);
+  for (const auto& layer : layers_) {
+    h = checkpointed(
+        [&block = *layer, sequence](const std::vector<Tensor>& x, const ForwardContext& inner) {
+          return block.forward(x[0], sequence, inner);
+        },
+        {h}, ctx);
+  }
   std::vector<Tensor> hidden = {norm_.forward(h)};
   if (settings_.mtp_after_norm) h = hidden[0];
 
@@ -115,7 +141,12 @@ std::vector<Tensor> Model::forward(const Batch& batch, const ForwardContext& ctx
     const auto& module = *mtp_[k - 1];
     const Tensor embedding =
         embed_tokens_.forward(slots.input_ids, settings_.compute_dtype) * slots.valid.unsqueeze(-1);
-    h = module.forward(embedding, h, sequence_of(batch, k, ctx), ctx);
+    h = checkpointed(
+        [&module, sequence = sequence_of(batch, k, ctx)](const std::vector<Tensor>& x,
+                                                         const ForwardContext& inner) {
+          return module.forward(x[0], x[1], sequence, inner);
+        },
+        {embedding, h}, ctx);
     hidden.push_back((module.own_norm() ? *module.own_norm() : norm_).forward(h));
     if (settings_.mtp_after_norm) h = hidden.back();
   }

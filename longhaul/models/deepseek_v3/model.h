@@ -73,6 +73,11 @@ class Model : public nn::Module {
   }
 
  private:
+  // block(inputs, ctx), whose activations are computed again in the backward pass if so set. The
+  // batch must live until then.
+  template <typename F>
+  Tensor checkpointed(const F& block, const std::vector<Tensor>& inputs,
+                      const ForwardContext& ctx) const;
   Sequence sequence_of(const Batch& batch, size_t tower, const ForwardContext& ctx) const;
   void freeze_idle_parameters();
 

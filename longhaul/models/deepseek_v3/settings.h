@@ -35,6 +35,8 @@ struct ModelSettings {
   double z_loss_coeff = 0.0;
   bool force_load_balance = false;  // debugging: experts in turn, whatever the router says
 
+  bool recompute_blocks = false;  // activation checkpointing of whole blocks
+
   bool mtp_after_norm = false;  // MTP takes the hidden state after the final norm
   bool mtp_own_norm = false;    // each MTP module has a final norm of its own
 };
