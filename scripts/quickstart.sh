@@ -49,7 +49,13 @@ scripts/setup.sh
 scripts/build.sh release longhaul
 prepare_corpus
 prepare_tokenizer
-"$longhaul" train "$job" "$@"
+# Once is enough, also where the time limit ended it before the last step.
+if [ -f "$run/.trained" ]; then
+  say "training is done (remove $run to begin anew; '$longhaul train $job' goes on)"
+else
+  "$longhaul" train "$job" "$@"
+  touch "$run/.trained"
+fi
 if [ ! -f "$run/evaluation.json" ] || [ "$run/metrics.jsonl" -nt "$run/evaluation.json" ]; then
   say "held-out data, beside a bigram model over the same tokens and the model before training:"
   "$longhaul" eval "$job" "$@" --validation.steps -1 --baselines

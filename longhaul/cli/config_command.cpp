@@ -14,6 +14,7 @@
 #include "longhaul/config/load.h"
 #include "longhaul/config/write.h"
 #include "longhaul/data/file_list.h"
+#include "longhaul/train/preflight.h"
 #include "longhaul/train/resolve_model.h"
 
 namespace longhaul::cli {
@@ -47,10 +48,6 @@ struct NamedPath {
   bool is_list = false;
 };
 
-bool is_missing(const std::string& path) {
-  return path.find('*') == std::string::npos && !std::filesystem::exists(path);
-}
-
 // Paths that do not exist here; a job file is often checked on another machine than it runs on.
 void print_missing_paths(const JobConfig& config) {
   std::vector<NamedPath> paths = {{"model.hf_assets_path", config.model.hf_assets_path},
@@ -65,7 +62,7 @@ void print_missing_paths(const JobConfig& config) {
   for (const auto& [key, path, is_list] : paths) {
     if (!path) continue;
     for (const auto& part : is_list ? data::split_paths(*path) : Strings{*path}) {
-      if (!is_missing(part)) continue;
+      if (std::filesystem::exists(part)) continue;
       lines += fmt::format("  {}: {}: {}\n", config.origin_of(key).text(), key, part);
     }
   }
@@ -81,6 +78,7 @@ void check(const CLI::App& command, std::optional<int64_t> ranks) {
   print_remarks("notes", notes(config));
   print_missing_paths(config);
   const ResolvedModel model = resolve_model(config);
+  if (missing.empty()) train::check_converters(config);
   fmt::print("model: {}\n", model.source);
   if (ranks) fmt::print("{}\n", check_degrees(config, *ranks));
   fmt::print("{}: the file is valid; {}\n", file.empty() ? "defaults" : file,

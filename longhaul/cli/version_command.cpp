@@ -51,6 +51,7 @@ void print_kernels() {
 }  // namespace
 
 void add_version_command(CLI::App& app) {
+  app.set_version_flag("--version", "longhaul " LONGHAUL_VERSION, "The program's version");
   auto* command = app.add_subcommand("version", "Versions of the program and what it is built on");
   command->footer("Example:\n  longhaul version --kernels");
   const auto kernels = std::make_shared<bool>(false);

@@ -96,8 +96,8 @@ void add_debug(std::vector<Option>& table) {
             "Warn of a kernel that is not deterministic instead of failing.");
   debug.key("moe_force_load_balance", &S::moe_force_load_balance,
             "Deal tokens to experts in turn; for measurements only.");
-  debug.own("dump_steps", &S::dump_steps, "Steps whose intermediate values are written to files.",
-            at_least(1));
+  debug.own("dump_steps", &S::dump_steps,
+            "Steps whose gradients, parameters and losses are written to files.", at_least(1));
 }
 
 }  // namespace

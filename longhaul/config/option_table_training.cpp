@@ -71,7 +71,8 @@ void add_validation(std::vector<Option>& table) {
   using S = Validation;
   validation.key("enable", &S::enable, "Measure the loss on held-out data while training.");
   validation.key("dataset", &S::dataset, "As training.dataset.", one_of(dataset_names()));
-  validation.key("dataset_path", &S::dataset_path, "File, folder or pattern of the data.");
+  validation.key("dataset_path", &S::dataset_path,
+                 "Folder, file or comma separated list of the data.");
   validation.key("local_batch_size", &S::local_batch_size, "Samples a rank takes at once.",
                  at_least(1));
   validation.key("seq_len", &S::seq_len, "Tokens in a sample.", at_least(1));

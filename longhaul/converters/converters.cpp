@@ -1,5 +1,7 @@
 #include "longhaul/converters/converters.h"
 
+#include <set>
+
 #include "longhaul/base/error.h"
 
 namespace longhaul::converters {
@@ -41,31 +43,34 @@ const std::vector<Converter>& registry() {
   return all;
 }
 
-std::vector<Applied> apply(nn::Module& model, const std::vector<std::string>& names,
-                           const Properties& properties) {
-  std::vector<Applied> applied;
+void check(const std::vector<std::string>& names, const Properties& properties) {
+  std::set<std::string> claimed;
   for (const auto& name : names) {
     const Converter& converter = find(name);
     if (const std::string unmet = converter.unmet(properties); !unmet.empty()) {
       fail_user("converter '{}' needs {}", name, unmet);
     }
-    Applied one{.name = converter.name, .modules = {}};
-    for (const auto& [module, operation, kernel] : model.kernels()) {
-      if (operation != converter.operation) continue;
-      if (*kernel != ops::Kernel::kReference) {
-        fail_user("converter '{}' claims {}, which another one in the list has already", name,
-                  module);
-      }
-      *kernel = ops::Kernel::kFused;
-      one.modules.push_back(module);
+    if (!claimed.insert(converter.operation).second) {
+      fail_user("converter '{}' claims what another one in the list has already", name);
     }
-    if (one.modules.empty()) {
+  }
+}
+
+void apply(nn::Module& model, const std::vector<std::string>& names, const Properties& properties) {
+  check(names, properties);
+  for (const auto& name : names) {
+    const Converter& converter = find(name);
+    int replaced = 0;
+    for (const auto& slot : model.kernels()) {
+      if (slot.operation != converter.operation) continue;
+      *slot.kernel = ops::Kernel::kFused;
+      ++replaced;
+    }
+    if (replaced == 0) {
       fail_user("converter '{}' finds nothing to replace in this model ({}); remove it", name,
                 converter.replaces);
     }
-    applied.push_back(std::move(one));
   }
-  return applied;
 }
 
 }  // namespace longhaul::converters

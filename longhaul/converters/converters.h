@@ -28,14 +28,12 @@ struct Converter {
 // All there are.
 const std::vector<Converter>& registry();
 
-struct Applied {
-  std::string name;
-  std::vector<std::string> modules;
-};
+// Throws UserError for a name that is not there, a need that is not met, and two names that claim
+// the same operation.
+void check(const std::vector<std::string>& names, const Properties& properties);
 
-// Applies the converters of these names in turn. Throws UserError for a name that is not there, a
-// need that is not met, a converter that finds nothing to replace, and a second claim on a module.
-std::vector<Applied> apply(nn::Module& model, const std::vector<std::string>& names,
-                           const Properties& properties);
+// Applies the converters of these names. Throws UserError as check does, and for a converter that
+// finds nothing to replace in the model.
+void apply(nn::Module& model, const std::vector<std::string>& names, const Properties& properties);
 
 }  // namespace longhaul::converters

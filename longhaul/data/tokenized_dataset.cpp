@@ -105,9 +105,9 @@ class RowReader {
       const int32_t position = positions[t];
       const bool fine = position == before + 1 || position == 0 || position == kPaddingPosition;
       if (!fine) {
-        fail(
-            fmt::format("position_ids[{}] is {}, expected {} or 0 (a new document) or -1 (padding)",
-                        t, position, before + 1));
+        const std::string next = before + 1 > 0 ? fmt::format("{} or ", before + 1) : "";
+        fail(fmt::format("position_ids[{}] is {}, expected {}0 (a new document) or -1 (padding)", t,
+                         position, next));
       }
       before = position;
     }

@@ -89,7 +89,7 @@ std::string to_line(const StepMetrics& m, int64_t steps, double seconds_left) {
   std::string line = fmt::format("step {:>{}}/{}  loss {:.4f}", m.step,
                                  std::to_string(steps).size(), steps, m.loss);
   if (m.loss != m.lm_loss) line += fmt::format("  lm {:.4f}", m.lm_loss);
-  if (!m.indexer_loss_per_layer.empty()) line += fmt::format("  indexer {:.4f}", m.indexer_loss);
+  if (!m.indexer_loss_per_layer.empty()) line += fmt::format("  indexer {:.3g}", m.indexer_loss);
   line += fmt::format("  grad {:.3f}  lr {:.2e}  {} tokens/s  mfu {:.0f}%  {}", m.grad_norm, m.lr,
                       with_commas(std::llround(m.tokens_per_second)), 100 * m.mfu,
                       human_bytes(static_cast<double>(m.memory_peak_bytes)));

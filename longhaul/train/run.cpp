@@ -14,6 +14,7 @@
 #include "longhaul/config/write.h"
 #include "longhaul/train/data_source.h"
 #include "longhaul/train/guard.h"
+#include "longhaul/train/preflight.h"
 #include "longhaul/train/run_folder.h"
 #include "longhaul/train/startup_table.h"
 #include "longhaul/train/summary.h"
@@ -163,7 +164,9 @@ void Run::prepare() {
   resume_or_begin();
   first_step_ = trainer_.progress().step;
   const fs::path folder = config_.job.dump_folder;
-  metrics_ = std::make_unique<MetricsLog>(folder / "metrics.jsonl", first_step_);
+  // A run that saves nothing cannot be gone on from, so it must not cut what others have written.
+  const int64_t kept_steps = saves() || !config_.checkpoint.enable ? first_step_ : 0;
+  metrics_ = std::make_unique<MetricsLog>(folder / "metrics.jsonl", kept_steps);
   write_atomic(folder / "job.toml", to_toml(config_));
   if (config_.job.save_config_file) {
     write_atomic(folder / *config_.job.save_config_file, to_toml(config_));
@@ -263,10 +266,12 @@ Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop) {
   refuse_missing_behaviour(config);
   set_determinism(config);
   const ResolvedModel resolved = resolve_model(config);
+  check_converters(config);
+  check_machine(config, resolved);
   const FileDescriptor claim = claim_run_folder(config);
   if (const auto step = finished_step(config)) {
-    log::info("nothing to do: step {} of {} is already in {}", *step, config.training.steps,
-              checkpoint_folder(config).string());
+    log::info("nothing to do: training.steps is {} and step {} is already in {}",
+              config.training.steps, *step, checkpoint_folder(config).string());
     return Outcome::kAlreadyDone;
   }
   return Run(config, resolved, stop).execute();

@@ -5,7 +5,6 @@
 #include <cstdlib>
 
 #include "longhaul/base/error.h"
-#include "longhaul/converters/converters.h"
 
 namespace longhaul::train {
 namespace {
@@ -41,12 +40,15 @@ void set_determinism(const JobConfig& config) {
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", kKeepTheUsers);
 }
 
-void apply_converters(const JobConfig& config, nn::Module& model) {
+converters::Properties converter_properties(const JobConfig& config) {
   const auto settings = model_settings(config, at::kCPU);
+  return {.compute_dtype = settings.compute_dtype,
+          .absorbed_mla = settings.mla_form == deepseek_v3::MlaForm::kAbsorbed};
+}
+
+void apply_converters(const JobConfig& config, nn::Module& model) {
   try {
-    converters::apply(model, config.model.converters,
-                      {.compute_dtype = settings.compute_dtype,
-                       .absorbed_mla = settings.mla_form == deepseek_v3::MlaForm::kAbsorbed});
+    converters::apply(model, config.model.converters, converter_properties(config));
   } catch (const UserError& error) {
     fail_user("{}: model.converters: {}", config.origin_of("model.converters").text(),
               error.what());

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "longhaul/config/job_config.h"
+#include "longhaul/converters/converters.h"
 #include "longhaul/models/deepseek_v3/settings.h"
 #include "longhaul/nn/module.h"
 #include "longhaul/optim/adam_w.h"
@@ -17,6 +18,9 @@ namespace longhaul::train {
 // written yet then holds NaN. Our own kernels are deterministic in any case. Call it before the
 // first use of a device: cuBLAS reads its environment then.
 void set_determinism(const JobConfig& config);
+
+// What converters may ask of the job.
+converters::Properties converter_properties(const JobConfig& config);
 
 // Switches on the fused kernels that the job lists. Errors name the setting and its place.
 void apply_converters(const JobConfig& config, nn::Module& model);

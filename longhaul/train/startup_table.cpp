@@ -14,6 +14,11 @@
 namespace longhaul::train {
 namespace {
 
+// As the job file writes it.
+std::string dtype_name(at::ScalarType dtype) {
+  return dtype == at::kDouble ? "float64" : dtype == at::kFloat ? "float32" : "bfloat16";
+}
+
 // "dsa (6 modules) on avx512_bf16 kernels", or "none: ...".
 std::string fused_kernels(const nn::Module& model) {
   std::map<std::string, int> modules;
@@ -87,11 +92,12 @@ std::string startup_table(const JobConfig& config, const ResolvedModel& resolved
   table.row("parameters", fmt::format("{} total, {} active a token", with_commas(counts.total),
                                       with_commas(counts.active)));
   table.row("memory",
-            fmt::format("weights {}, gradients {}, moments {}; machine {}", bytes(all_bytes(model)),
-                        bytes(trained), bytes(2 * trained), bytes(machine_memory_bytes())));
+            fmt::format("weights {}, gradients {}, moments {}, activations not counted; machine {}",
+                        bytes(all_bytes(model)), bytes(trained), bytes(2 * trained),
+                        bytes(machine_memory_bytes())));
   table.row("compute", fmt::format("{} on {}, weights {}, {} threads, peak {:.0f} GFLOP/s measured",
-                                   c10::toString(settings.compute_dtype), settings.device.str(),
-                                   c10::toString(settings.param_dtype), at::get_num_threads(),
+                                   dtype_name(settings.compute_dtype), settings.device.str(),
+                                   dtype_name(settings.param_dtype), at::get_num_threads(),
                                    trainer.peak_flops() / 1e9));
   if (settings.device.is_cpu() && settings.compute_dtype != at::kDouble) {
     table.row("matmul", "fp32 by " + ops::fp32_product_kernels());

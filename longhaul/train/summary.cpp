@@ -87,7 +87,7 @@ void write_summary(const fs::path& run_folder) {
   text += "![loss by step](loss.svg)\n\n| | first step | last step |\n| --- | --- | --- |\n";
   text += row("loss (objective)", first, last, "loss", "{:.4f}");
   text += row("language model loss", first, last, "lm_loss", "{:.4f}");
-  text += row("indexer loss (mean over layers)", first, last, "indexer_loss", "{:.4f}");
+  text += row("indexer loss (mean over layers)", first, last, "indexer_loss", "{:.3g}");
   text += row("gradient norm", first, last, "grad_norm", "{:.3f}");
   text += row("tokens/s", first, last, "tokens_per_second", "{:.0f}");
   text += validation_rows(metrics);

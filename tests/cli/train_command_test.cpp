@@ -104,7 +104,37 @@ TEST_F(TrainCommand, ConvertersThatCannotBeApplied) {
   refused({"--model.mla_form", "expanded"}, "needs model.mla_form = \"absorbed\"");
   refused({"--training.dtype", "float64"}, "float32 or bfloat16");
   expect_user_error(train_only({"--model.converters", "dsa,npu_dsa"}),
-                    {"converter 'npu_dsa' claims model.layers.0.self_attn"});
+                    {"converter 'npu_dsa' claims what another one in the list has already"});
+  // The check without training says the same.
+  expect_user_error(run({"config", "check", "job.toml", "--model.converters", "dsa",
+                         "--model.mla_form", "expanded"}),
+                    {"model.converters: converter 'dsa' needs model.mla_form"});
+}
+
+TEST_F(TrainCommand, AModelThatDoesNotFitIsRefusedAtOnce) {
+  expect_user_error(train_only({"--model.flavor", "671B"}),
+                    {"model.flavor: 6", "take ", " TiB for weights, gradients and moments"});
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
+TEST_F(TrainCommand, InitialWeightsThatAreNotThereAreNoticedFirst) {
+  expect_user_error(
+      train({"--checkpoint.initial_load_path", "nowhere", "--checkpoint.initial_load_in_hf"}),
+      {"checkpoint.initial_load_path: 'nowhere' does not exist"});
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
+// load_only goes back to look at something; the history of the run stays.
+TEST_F(TrainCommand, LoadOnlyKeepsTheMetricsOfLaterSteps) {
+  expect_trained(train());
+  const auto before = slurp(path("run/metrics.jsonl"));
+  expect_trained(train({"--checkpoint.load_step", "2", "--checkpoint.load_only", "--training.steps",
+                        "3", "--checkpoint.last_save_model_only", "false"}));
+  bool kept = false;
+  for (const auto& entry : fs::directory_iterator(path("run"))) {
+    kept |= entry.is_regular_file() && slurp(entry.path()) == before;
+  }
+  EXPECT_TRUE(kept);
 }
 
 TEST_F(TrainCommand, TheResolvedJobGivesTheSameRun) {
@@ -176,7 +206,7 @@ TEST_F(TrainCommand, AFinishedRunSaysSoAndStaysAsItIs) {
   const std::string before = slurp(path("run/metrics.jsonl"));
   const auto again = train();
   EXPECT_EQ(again.status, 0);
-  EXPECT_THAT(again.err, HasSubstr("nothing to do: step 6 of 6 is already in run/checkpoint"));
+  EXPECT_THAT(again.err, HasSubstr("nothing to do: training.steps is 6 and step 6 is already in run/checkpoint"));
   EXPECT_EQ(slurp(path("run/metrics.jsonl")), before);
 }
 

@@ -1,0 +1,17 @@
+// What would stop a run and can be known before data is read and memory is taken.
+#pragma once
+
+#include "longhaul/config/job_config.h"
+#include "longhaul/train/resolve_model.h"
+
+namespace longhaul::train {
+
+// Throws UserError, naming the setting and its place, if a converter is not there or the job lacks
+// what it needs. Looks at the job alone, so `config check` calls it too.
+void check_converters(const JobConfig& config);
+
+// Throws UserError if this machine cannot run the job: too little memory for the weights, gradients
+// and moments, or initial weights that are not there.
+void check_machine(const JobConfig& config, const ResolvedModel& resolved);
+
+}  // namespace longhaul::train
