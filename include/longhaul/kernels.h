@@ -1,10 +1,12 @@
-/* The CPU kernels of DeepSeek Sparse Attention without anything else: plain C, no libtorch. The
- * maths is stated in longhaul/ops/<operator>/<operator>.h. Arrays are contiguous, in the order that
- * their comments give, and may start at any multiple of 4 bytes. Letters: B batch, S queries of a
- * row of the batch, L keys of it, H heads, D head dim, K selected keys.
+/* The fused CPU kernels without anything else: plain C, no libtorch. The maths is stated in
+ * longhaul/ops/<operator>/<operator>.h. Arrays are contiguous, in the order that their comments
+ * give, unless a stride (in elements) stands beside them, and may start at any multiple of 4 bytes.
+ * Letters: B batch, S queries of a row of the batch, L keys of it, H heads, D head dim or features,
+ * K selected keys, T tokens.
  *
- * Each function computes on OpenMP's threads and gives the same bits on any number of them. The
- * caller brings the workspace: the `..._workspace` function tells its bytes for the same arguments.
+ * Each function computes on OpenMP's threads and gives the same bits on any number of them. Where
+ * there is a workspace, the caller brings it: the `..._workspace` function tells its bytes for the
+ * same arguments.
  * A function returns 0, or else an error's text that is valid forever. */
 #ifndef LONGHAUL_KERNELS_H
 #define LONGHAUL_KERNELS_H
@@ -89,6 +91,103 @@ const char* longhaul_indexer_kl_loss(const longhaul_indexer_kl_loss_args* args, 
 /* FLOP/s that all threads reach with operands of the dtype in a loop on registers alone; looks for
  * that many seconds and takes the best. */
 double longhaul_kernels_peak_flops(longhaul_dtype dtype, double seconds);
+
+/* y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps) in fp32. */
+typedef struct longhaul_rms_norm_args {
+  longhaul_dtype dtype; /* of x, weight and y */
+  int64_t rows, D;
+  int64_t x_stride; /* from a row of x to the next */
+  float eps;
+  const void* x;      /* [rows, D] */
+  const void* weight; /* [D] */
+  void* y;            /* out [rows, D] */
+  float* rstd;        /* out [rows] */
+} longhaul_rms_norm_args;
+
+const char* longhaul_rms_norm(const longhaul_rms_norm_args* args);
+
+typedef struct longhaul_rms_norm_grad_args {
+  longhaul_dtype dtype; /* of dy, x, weight and d_x */
+  int64_t rows, D;
+  int64_t dy_stride, x_stride;
+  const void* dy;     /* [rows, D] */
+  const void* x;      /* [rows, D] */
+  const void* weight; /* [D] */
+  const float* rstd;  /* [rows], as longhaul_rms_norm gave it */
+  void* d_x;          /* out [rows, D] */
+  float* d_weight;    /* out [D] */
+} longhaul_rms_norm_grad_args;
+
+size_t longhaul_rms_norm_grad_workspace(const longhaul_rms_norm_grad_args* args);
+const char* longhaul_rms_norm_grad(const longhaul_rms_norm_grad_args* args, void* workspace);
+
+/* Turns the pairs of a row by its token's angles: (x0, x1), (x2, x3), ... if interleaved, else
+ * (x_i, x_{i + R/2}). The gradient is the same with `backward`: by the negative angles. */
+typedef struct longhaul_rotary_mul_args {
+  longhaul_dtype dtype; /* of x and out */
+  int interleaved, backward;
+  int64_t T, H, R; /* R even */
+  int64_t token_stride, head_stride;
+  const void* x;    /* [T, H, R] */
+  const float* cos; /* [T, R/2] */
+  const float* sin; /* [T, R/2] */
+  void* out;        /* out [T, H, R] */
+} longhaul_rotary_mul_args;
+
+const char* longhaul_rotary_mul(const longhaul_rotary_mul_args* args);
+
+/* y = silu(gate) * up, element by element. */
+typedef struct longhaul_swiglu_args {
+  longhaul_dtype dtype;
+  int64_t n;
+  const void* gate; /* [n] */
+  const void* up;   /* [n] */
+  void* y;          /* out [n] */
+} longhaul_swiglu_args;
+
+const char* longhaul_swiglu(const longhaul_swiglu_args* args);
+
+typedef struct longhaul_swiglu_grad_args {
+  longhaul_dtype dtype;
+  int64_t n;
+  const void* dy;   /* [n] */
+  const void* gate; /* [n] */
+  const void* up;   /* [n] */
+  void* d_gate;     /* out [n] */
+  void* d_up;       /* out [n] */
+} longhaul_swiglu_grad_args;
+
+const char* longhaul_swiglu_grad(const longhaul_swiglu_grad_args* args);
+
+/* permuted[inverse[t, i]] = probs[t, i] * tokens[t] for k choices i of every token. `inverse` is a
+ * permutation of the rows. With d_probs it is the gradient of longhaul_moe_token_unpermute at
+ * `rows`, given its result's gradient as `tokens`: d_probs[t, i] = tokens[t] . rows[inverse[t, i]].
+ */
+typedef struct longhaul_moe_token_permute_args {
+  longhaul_dtype dtype; /* of tokens, permuted and rows */
+  int64_t T, k, D;
+  const void* tokens;     /* [T, D] */
+  const int64_t* inverse; /* [T, k] */
+  const float* probs;     /* [T, k], or null: all 1 */
+  void* permuted;         /* out [T * k, D] */
+  const void* rows;       /* [T * k, D], or null together with d_probs */
+  float* d_probs;         /* out [T, k] */
+} longhaul_moe_token_permute_args;
+
+const char* longhaul_moe_token_permute(const longhaul_moe_token_permute_args* args);
+
+/* tokens[t] = sum over i of probs[t, i] * permuted[inverse[t, i]], in fp32. Without probs it is the
+ * gradient of longhaul_moe_token_permute. */
+typedef struct longhaul_moe_token_unpermute_args {
+  longhaul_dtype dtype; /* of permuted and tokens */
+  int64_t T, k, D;
+  const void* permuted;   /* [T * k, D] */
+  const int64_t* inverse; /* [T, k] */
+  const float* probs;     /* [T, k], or null: all 1 */
+  void* tokens;           /* out [T, D] */
+} longhaul_moe_token_unpermute_args;
+
+const char* longhaul_moe_token_unpermute(const longhaul_moe_token_unpermute_args* args);
 
 /* "avx512_bf16", "avx512", "avx2" or "portable", and why. */
 const char* longhaul_kernels_isa(void);

@@ -7,13 +7,15 @@
 namespace longhaul::converters {
 namespace {
 
+std::string dtype_unmet(const Properties& properties) {
+  if (properties.compute_dtype != at::kDouble) return "";
+  return "a compute dtype of float32 or bfloat16 (training.dtype = \"float64\" runs on the "
+         "reference operators)";
+}
+
 std::string dsa_unmet(const Properties& properties) {
   if (!properties.absorbed_mla) return "model.mla_form = \"absorbed\"";
-  if (properties.compute_dtype == at::kDouble) {
-    return "a compute dtype of float32 or bfloat16 (training.dtype = \"float64\" runs on the "
-           "reference operators)";
-  }
-  return "";
+  return dtype_unmet(properties);
 }
 
 std::string without_prefix(const std::string& name) {
@@ -39,6 +41,15 @@ const std::vector<Converter>& registry() {
        .operation = "dsa",
        .replaces = "indexer scores and top-k, sparse attention, the indexer's loss",
        .unmet = dsa_unmet},
+      {.name = "rms_norm", .operation = "rms_norm", .replaces = "RMSNorm", .unmet = dtype_unmet},
+      {.name = "rope",
+       .operation = "rope",
+       .replaces = "rotary position embedding of attention and indexer",
+       .unmet = dtype_unmet},
+      {.name = "permute",
+       .operation = "permute",
+       .replaces = "tokens to their experts and back",
+       .unmet = dtype_unmet},
   };
   return all;
 }

@@ -25,9 +25,10 @@ Tensor Embedding::forward(const Tensor& ids, at::ScalarType compute_dtype) const
 
 RMSNorm::RMSNorm(int64_t dim, double eps, const TensorSpec& spec) : eps_(eps) {
   add_parameter("weight", weight, {dim}, Init::kOnes, spec);
+  add_kernel("rms_norm", kernel_);
 }
 
-Tensor RMSNorm::forward(const Tensor& x) const { return ops::rms_norm(x, weight, eps_); }
+Tensor RMSNorm::forward(const Tensor& x) const { return ops::rms_norm(x, weight, eps_, kernel_); }
 
 LayerNorm::LayerNorm(int64_t dim, double eps, const TensorSpec& spec) : eps_(eps) {
   add_parameter("weight", weight, {dim}, Init::kOnes, spec);

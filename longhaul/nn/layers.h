@@ -35,6 +35,7 @@ class RMSNorm : public Module {
 
  private:
   double eps_;
+  ops::Kernel kernel_ = ops::Kernel::kReference;
 };
 
 // (x - mean) / sqrt(var + eps) * weight + bias over the last dim, in fp32 (fp64 for fp64), result

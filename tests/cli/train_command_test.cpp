@@ -81,9 +81,12 @@ TEST_F(TrainCommand, TheMemoryIsTheGpus) {
 // fp32: the fused kernels choose the same keys, and the losses agree.
 TEST_F(TrainCommand, ConvertersTrainTheSameModel) {
   expect_trained(train_only());
-  const auto fused = train_only({"--model.converters", "npu_dsa", "--job.dump_folder", "fused"});
+  const auto fused = train_only(
+      {"--model.converters", "npu_dsa,rms_norm,npu_rope,permute", "--job.dump_folder", "fused"});
   expect_trained(fused);
-  EXPECT_THAT(fused.err, ContainsRegex("converters +dsa .2 modules. on [a-z0-9_]+ kernels"));
+  EXPECT_THAT(fused.err, ContainsRegex("converters +dsa .2 modules., permute .[0-9]+ modules., "
+                                       "rms_norm .[0-9]+ modules., rope .4 modules. on [a-z0-9_]+ "
+                                       "kernels"));
   const auto expected = metrics(), actual = metrics("fused");
   ASSERT_EQ(actual.size(), 6u);
   for (size_t i = 0; i < 6; ++i) {
@@ -103,6 +106,10 @@ TEST_F(TrainCommand, ConvertersThatCannotBeApplied) {
   };
   refused({"--model.mla_form", "expanded"}, "needs model.mla_form = \"absorbed\"");
   refused({"--training.dtype", "float64"}, "float32 or bfloat16");
+  expect_user_error(train_only({"--model.converters", "rms_norm", "--training.dtype", "float64"}),
+                    {"model.converters: converter 'rms_norm' needs a compute dtype of float32"});
+  expect_user_error(train_only({"--model.converters", "npu_gmm"}),
+                    {"gmm and quantize.* are not there in this version"});
   expect_user_error(train_only({"--model.converters", "dsa,npu_dsa"}),
                     {"converter 'npu_dsa' claims what another one in the list has already"});
   // The check without training says the same.

@@ -66,10 +66,17 @@ TEST(Capability, EverySettingThatIsNotThere) {
       {{"--metrics.enable_wandb"}, "metrics.enable_wandb"},
       {{"--model.print_after_conversion"}, "model.print_after_conversion"},
       {{"--model.converters", "npu_dsa,quantize.linear.float8"}, "model.converters"},
+      {{"--model.converters", "rms_norm,gmm"}, "model.converters"},
+      {{"--model.converters", "npu_gmm"}, "model.converters"},
       {{"--memory_estimation.enable"}, "memory_estimation.enable"},
       {{"--experimental.custom_import", "a.b"}, "experimental.custom_import"},
   };
   for (const auto& [words, key] : cases) EXPECT_EQ(missing(words), Strings{key}) << key;
+}
+
+TEST(Capability, ConvertersThatAreThere) {
+  EXPECT_EQ(missing({"--model.converters", "dsa,npu_rms_norm,rope,npu_permute"}), Strings{});
+  EXPECT_EQ(missing({"--model.converters", "npu_dsa,rms_norm,npu_rope,permute"}), Strings{});
 }
 
 TEST(Capability, WhatHasNoEffectPasses) {

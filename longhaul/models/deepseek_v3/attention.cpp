@@ -53,6 +53,7 @@ Attention::Attention(int64_t layer, const ModelConfig& config, const ModelSettin
   add_child("kv_a_layernorm", kv_a_layernorm_);
   add_child("kv_b_proj", kv_b_proj_);
   add_child("o_proj", o_proj_);
+  add_kernel("rope", rope_kernel_);
   if (config.has_indexer()) {
     add_child("indexer", indexer_.emplace(config, settings, spec));
     add_kernel("dsa", dsa_kernel_);
@@ -64,8 +65,7 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
   const Queries q = project_queries(x_BSD, sequence.rope);
   const auto kv = kv_a_proj_with_mqa_.forward(x_BSD).split_with_sizes({latent_, rope_}, -1);
   const Tensor latent_BSC = kv_a_layernorm_.forward(kv[0]);
-  const Tensor k_rope_BSR =
-      ops::rotary_mul(kv[1], sequence.rope.cos, sequence.rope.sin, ops::RotaryMode::kInterleaved);
+  const Tensor k_rope_BSR = rotate(kv[1], sequence.rope);
   const Operands operands = form_ == MlaForm::kAbsorbed ? absorbed(q, latent_BSC, k_rope_BSR)
                                                         : expanded(q, latent_BSC, k_rope_BSR);
 
@@ -115,8 +115,11 @@ Attention::Queries Attention::project_queries(const Tensor& x_BSD, const RopeTab
   }
   const auto parts = q.view({x_BSD.size(0), x_BSD.size(1), heads_, nope_ + rope_})
                          .split_with_sizes({nope_, rope_}, -1);
-  return {parts[0], ops::rotary_mul(parts[1], rope.cos, rope.sin, ops::RotaryMode::kInterleaved),
-          latent};
+  return {parts[0], rotate(parts[1], rope), latent};
+}
+
+Tensor Attention::rotate(const Tensor& x, const RopeTable& rope) const {
+  return ops::rotary_mul(x, rope.cos, rope.sin, ops::RotaryMode::kInterleaved, rope_kernel_);
 }
 
 Tensor Attention::kv_b_by_head(at::ScalarType dtype) const {

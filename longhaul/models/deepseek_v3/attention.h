@@ -26,8 +26,8 @@ class Attention : public nn::Module {
   struct Queries {
     Tensor nope_BSHN, rope_BSHR, latent_BSQ;
   };
-  // Of the attention operators: key rows are shared (absorbed; the values are their first C columns)
-  // or one for a head.
+  // Of the attention operators: key rows are shared (absorbed; the values are their first C
+  // columns) or one for a head.
   struct Operands {
     Tensor query, key, value;
   };
@@ -35,6 +35,7 @@ class Attention : public nn::Module {
   Queries project_queries(const Tensor& x_BSD, const RopeTable& rope) const;
   Operands absorbed(const Queries& q, const Tensor& latent_BSC, const Tensor& k_rope_BSR) const;
   Operands expanded(const Queries& q, const Tensor& latent_BSC, const Tensor& k_rope_BSR) const;
+  Tensor rotate(const Tensor& x, const RopeTable& rope) const;
   // kv_b_proj by head, [H, N + V, C].
   Tensor kv_b_by_head(at::ScalarType dtype) const;
   Tensor values_from_latents(const Tensor& latents_BSHC) const;
@@ -50,7 +51,7 @@ class Attention : public nn::Module {
   MlaForm form_;
   IndexerStage stage_;
   bool train_indexer_;
-  ops::Kernel dsa_kernel_ = ops::Kernel::kReference;
+  ops::Kernel dsa_kernel_ = ops::Kernel::kReference, rope_kernel_ = ops::Kernel::kReference;
 
   std::optional<nn::Linear> q_proj_;  // without q_lora
   std::optional<nn::Linear> q_a_proj_, q_b_proj_;

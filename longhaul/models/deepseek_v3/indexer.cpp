@@ -38,6 +38,7 @@ Indexer::Indexer(const ModelConfig& config, const ModelSettings& settings,
       weights_proj_(config.hidden_size, heads_, spec),
       k_norm_(head_dim_, kKeyNormEps, spec) {
   if (settings.hadamard) hadamard_ = hadamard_matrix(head_dim_).to(spec.device);
+  add_kernel("rope", rope_kernel_);
   add_child("wq_b", wq_b_);
   add_child("wk", wk_);
   add_child("k_norm", k_norm_);
@@ -46,7 +47,8 @@ Indexer::Indexer(const ModelConfig& config, const ModelSettings& settings,
 
 Tensor Indexer::rotate(const Tensor& x, const RopeTable& rope) const {
   const auto mode = interleaved_ ? ops::RotaryMode::kInterleaved : ops::RotaryMode::kHalfSplit;
-  const Tensor turned = ops::rotary_mul(x.narrow(-1, 0, rope_dim_), rope.cos, rope.sin, mode);
+  const Tensor turned =
+      ops::rotary_mul(x.narrow(-1, 0, rope_dim_), rope.cos, rope.sin, mode, rope_kernel_);
   const Tensor whole = at::cat({turned, x.narrow(-1, rope_dim_, head_dim_ - rope_dim_)}, -1);
   return hadamard_.defined() ? ops::linear(whole, hadamard_.to(whole.scalar_type())) : whole;
 }

@@ -33,6 +33,7 @@ class Indexer : public nn::Module {
 
   int64_t heads_, head_dim_, rope_dim_, topk_;
   bool interleaved_;
+  ops::Kernel rope_kernel_ = ops::Kernel::kReference;
   Tensor hadamard_;  // [Di, Di], or undefined
   nn::Linear wq_b_, wk_, weights_proj_;
   nn::LayerNorm k_norm_;

@@ -25,10 +25,11 @@ Mlp::Mlp(int64_t hidden_size, int64_t intermediate_size, const nn::TensorSpec& s
   add_child("gate_proj", gate_proj_);
   add_child("up_proj", up_proj_);
   add_child("down_proj", down_proj_);
+  add_kernel("gmm", kernel_);
 }
 
 Tensor Mlp::forward(const Tensor& x) const {
-  return down_proj_.forward(ops::swiglu(gate_proj_.forward(x), up_proj_.forward(x)));
+  return down_proj_.forward(ops::swiglu(gate_proj_.forward(x), up_proj_.forward(x), kernel_));
 }
 
 Experts::Experts(const ModelConfig& config, const nn::TensorSpec& spec) {
@@ -37,13 +38,14 @@ Experts::Experts(const ModelConfig& config, const nn::TensorSpec& spec) {
   add_parameter("gate_proj.weight", gate_proj_, {E, I, D}, nn::Init::kNormal, spec);
   add_parameter("up_proj.weight", up_proj_, {E, I, D}, nn::Init::kNormal, spec);
   add_parameter("down_proj.weight", down_proj_, {E, D, I}, nn::Init::kNormal, spec);
+  add_kernel("gmm", kernel_);
 }
 
 Tensor Experts::forward(const Tensor& rows_MD, const Tensor& counts_E) const {
   const auto dtype = rows_MD.scalar_type();
   const Tensor gate = ops::grouped_matmul(rows_MD, gate_proj_.to(dtype), counts_E);
   const Tensor up = ops::grouped_matmul(rows_MD, up_proj_.to(dtype), counts_E);
-  return ops::grouped_matmul(ops::swiglu(gate, up), down_proj_.to(dtype), counts_E);
+  return ops::grouped_matmul(ops::swiglu(gate, up, kernel_), down_proj_.to(dtype), counts_E);
 }
 
 Router::Router(int64_t layer, const ModelConfig& config, const ModelSettings& settings)
@@ -102,6 +104,7 @@ Moe::Moe(int64_t layer, const ModelConfig& config, const ModelSettings& settings
       z_coeff_(settings.z_loss_coeff),
       router_(layer, config, settings),
       experts_(config, parameter_spec(settings)) {
+  add_kernel("permute", permute_kernel_);
   add_child("gate", router_);
   add_child("experts", experts_);
   if (config.n_shared_experts > 0) {
@@ -117,8 +120,10 @@ Tensor Moe::forward(const Tensor& x_BSD, const Sequence& sequence,
   const Tensor x_TD = x_BSD.reshape({-1, x_BSD.size(-1)});
   const auto routing = router_.forward(x_TD, sequence.slots->valid.reshape(-1), ctx);
   const auto order = ops::sort_by_expert(routing.experts_TK, num_experts_);
-  const Tensor rows = experts_.forward(ops::moe_token_permute(x_TD, order), order.counts_E);
-  Tensor out = ops::moe_token_unpermute(rows, routing.weights_TK, order).view(x_BSD.sizes());
+  const Tensor rows =
+      experts_.forward(ops::moe_token_permute(x_TD, order, permute_kernel_), order.counts_E);
+  Tensor out = ops::moe_token_unpermute(rows, routing.weights_TK, order, permute_kernel_)
+                   .view(x_BSD.sizes());
   if (shared_experts_) out = out + shared_experts_->forward(x_BSD);
   if (ctx.recording()) accumulate(ctx.stats->expert_counts, layer_, order.counts_E);
   return ctx.training() ? attach_losses(out, routing, sequence, ctx) : out;

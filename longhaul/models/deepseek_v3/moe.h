@@ -22,6 +22,7 @@ class Mlp : public nn::Module {
 
  private:
   nn::Linear gate_proj_, up_proj_, down_proj_;
+  ops::Kernel kernel_ = ops::Kernel::kReference;  // of swiglu
 };
 
 // All routed experts of a layer, stacked: weights [E, out, in].
@@ -33,6 +34,7 @@ class Experts : public nn::Module {
 
  private:
   Tensor gate_proj_, up_proj_, down_proj_;
+  ops::Kernel kernel_ = ops::Kernel::kReference;  // of swiglu
 };
 
 // Scores, chooses and weighs experts in fp32. Its bias is a buffer: moved by the trainer, not by
@@ -78,6 +80,7 @@ class Moe : public nn::Module {
 
   int64_t layer_, num_experts_, experts_per_token_;
   double balance_coeff_, z_coeff_;
+  ops::Kernel permute_kernel_ = ops::Kernel::kReference;
   Router router_;
   Experts experts_;
   std::optional<Mlp> shared_experts_;

@@ -64,6 +64,47 @@ const char* check(const longhaul_indexer_kl_loss_args& a) {
   return check_indices(a.indices, a.B * a.S, a.K, a.L);
 }
 
+const char* check(const longhaul_rms_norm_args& a) {
+  if (a.rows < 0) return "rows must not be negative";
+  return a.D < 1 ? "D must be at least 1" : nullptr;
+}
+
+const char* check(const longhaul_rms_norm_grad_args& a) {
+  if (a.rows < 0) return "rows must not be negative";
+  return a.D < 1 ? "D must be at least 1" : nullptr;
+}
+
+const char* check(const longhaul_rotary_mul_args& a) {
+  if (a.T < 0 || a.H < 0) return "T and H must not be negative";
+  return a.R < 0 || a.R % 2 != 0 ? "R must be even" : nullptr;
+}
+
+const char* check(const longhaul_swiglu_args& a) {
+  return a.n < 0 ? "n must not be negative" : nullptr;
+}
+
+const char* check(const longhaul_swiglu_grad_args& a) {
+  return a.n < 0 ? "n must not be negative" : nullptr;
+}
+
+// Of T * k choices among as many rows.
+const char* check_inverse(const int64_t* inverse, int64_t T, int64_t k, int64_t D) {
+  if (T < 0 || k < 0 || D < 0) return "T, k and D must not be negative";
+  for (int64_t i = 0; i < T * k; ++i) {
+    if (inverse[i] < 0 || inverse[i] >= T * k) return "inverse must lie in 0 .. T k - 1";
+  }
+  return nullptr;
+}
+
+const char* check(const longhaul_moe_token_permute_args& a) {
+  if ((a.rows == nullptr) != (a.d_probs == nullptr)) return "rows and d_probs, or none of the two";
+  return check_inverse(a.inverse, a.T, a.k, a.D);
+}
+
+const char* check(const longhaul_moe_token_unpermute_args& a) {
+  return check_inverse(a.inverse, a.T, a.k, a.D);
+}
+
 }  // namespace
 }  // namespace longhaul::cpu
 
@@ -116,6 +157,52 @@ const char* longhaul_indexer_kl_loss(const longhaul_indexer_kl_loss_args* args, 
 
 double longhaul_kernels_peak_flops(longhaul_dtype dtype, double seconds) {
   return kernels().peak_flops(dtype, seconds);
+}
+
+const char* longhaul_rms_norm(const longhaul_rms_norm_args* args) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().rms_norm(*args);
+  return nullptr;
+}
+
+size_t longhaul_rms_norm_grad_workspace(const longhaul_rms_norm_grad_args* args) {
+  return kernels().rms_norm_grad_workspace(*args);
+}
+
+const char* longhaul_rms_norm_grad(const longhaul_rms_norm_grad_args* args, void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().rms_norm_grad(*args, workspace);
+  return nullptr;
+}
+
+const char* longhaul_rotary_mul(const longhaul_rotary_mul_args* args) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().rotary_mul(*args);
+  return nullptr;
+}
+
+const char* longhaul_swiglu(const longhaul_swiglu_args* args) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().swiglu(*args);
+  return nullptr;
+}
+
+const char* longhaul_swiglu_grad(const longhaul_swiglu_grad_args* args) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().swiglu_grad(*args);
+  return nullptr;
+}
+
+const char* longhaul_moe_token_permute(const longhaul_moe_token_permute_args* args) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().moe_token_permute(*args);
+  return nullptr;
+}
+
+const char* longhaul_moe_token_unpermute(const longhaul_moe_token_unpermute_args* args) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().moe_token_unpermute(*args);
+  return nullptr;
 }
 
 const char* longhaul_kernels_isa(void) {

@@ -13,6 +13,14 @@ const KernelTable kTable = {
     .indexer_kl_loss_workspace = indexer_kl_loss_workspace,
     .indexer_kl_loss = indexer_kl_loss,
     .peak_flops = peak_flops,
+    .rms_norm = rms_norm,
+    .rms_norm_grad_workspace = rms_norm_grad_workspace,
+    .rms_norm_grad = rms_norm_grad,
+    .rotary_mul = rotary_mul,
+    .swiglu = swiglu,
+    .swiglu_grad = swiglu_grad,
+    .moe_token_permute = moe_token_permute,
+    .moe_token_unpermute = moe_token_unpermute,
 };
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -17,6 +17,14 @@ struct KernelTable {
   size_t (*indexer_kl_loss_workspace)(const longhaul_indexer_kl_loss_args&);
   void (*indexer_kl_loss)(const longhaul_indexer_kl_loss_args&, void*);
   double (*peak_flops)(longhaul_dtype, double seconds);
+  void (*rms_norm)(const longhaul_rms_norm_args&);
+  size_t (*rms_norm_grad_workspace)(const longhaul_rms_norm_grad_args&);
+  void (*rms_norm_grad)(const longhaul_rms_norm_grad_args&, void*);
+  void (*rotary_mul)(const longhaul_rotary_mul_args&);
+  void (*swiglu)(const longhaul_swiglu_args&);
+  void (*swiglu_grad)(const longhaul_swiglu_grad_args&);
+  void (*moe_token_permute)(const longhaul_moe_token_permute_args&);
+  void (*moe_token_unpermute)(const longhaul_moe_token_unpermute_args&);
 };
 
 #ifdef LONGHAUL_ISA
@@ -30,6 +38,14 @@ void sparse_attention_grad(const longhaul_sparse_attention_grad_args&, void* wor
 size_t indexer_kl_loss_workspace(const longhaul_indexer_kl_loss_args&);
 void indexer_kl_loss(const longhaul_indexer_kl_loss_args&, void* workspace);
 double peak_flops(longhaul_dtype, double seconds);
+void rms_norm(const longhaul_rms_norm_args&);
+size_t rms_norm_grad_workspace(const longhaul_rms_norm_grad_args&);
+void rms_norm_grad(const longhaul_rms_norm_grad_args&, void* workspace);
+void rotary_mul(const longhaul_rotary_mul_args&);
+void swiglu(const longhaul_swiglu_args&);
+void swiglu_grad(const longhaul_swiglu_grad_args&);
+void moe_token_permute(const longhaul_moe_token_permute_args&);
+void moe_token_unpermute(const longhaul_moe_token_unpermute_args&);
 }  // namespace LONGHAUL_ISA
 #endif
 

@@ -198,10 +198,16 @@ LONGHAUL_INLINE Words pack_bf16(Floats even, Floats odd) {
 // Sixteen elements as fp32, and back (rounded to nearest even).
 LONGHAUL_INLINE Floats load_as_floats(const float* p) { return load(p); }
 LONGHAUL_INLINE Floats load_as_floats(const bf16* p) {
+#if defined(__AVX512F__)
+  __m256i bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return Floats(Words(_mm512_cvtepu16_epi32(bits)) << 16);
+#else
   using Halves = uint16_t __attribute__((vector_size(32)));
   Halves bits;
   std::memcpy(&bits, p, sizeof bits);
   return Floats(__builtin_convertvector(bits, Words) << 16);
+#endif
 }
 LONGHAUL_INLINE void store_rounded(float* p, Floats v) { store(p, v); }
 LONGHAUL_INLINE void store_rounded(bf16* p, Floats v) {

@@ -34,6 +34,20 @@ void run_kernel(const char* op, const char* (*kernel)(const Args*, void*),
   LONGHAUL_CHECK(!wrong, "{}: {}", op, wrong ? wrong : "");
 }
 
+// The same for a kernel without a workspace.
+template <typename Args>
+void run_kernel(const char* op, const char* (*kernel)(const Args*), const Args& args) {
+  const char* wrong = kernel(&args);
+  LONGHAUL_CHECK(!wrong, "{}: {}", op, wrong ? wrong : "");
+}
+
+// x with the sizes `sizes`, the elements of its last dimension next to each other. A copy only
+// where no strides can say that.
+inline at::Tensor as_rows(const at::Tensor& x, at::IntArrayRef sizes) {
+  const at::Tensor rows = x.reshape(sizes);
+  return rows.stride(-1) == 1 || rows.size(-1) == 1 ? rows : rows.contiguous();
+}
+
 inline int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }

@@ -3,10 +3,14 @@
 //   out[t] = sum over i of probs[t,i] * permuted[inverse[t,i]]
 // The order is stable, so that within an expert tokens keep their order and sums are deterministic.
 // A choice of E (one past the last expert) means nowhere: these rows come last and are not counted.
-// T tokens, k choices a token, D features.
+// T tokens, k choices a token, D features. Gradients, with rows those of a token's choices:
+//   d_tokens[t] = sum over i of d_permuted[inverse[t,i]]
+//   d_permuted[inverse[t,i]] = probs[t,i] d_out[t],   d_probs[t,i] = d_out[t] . row of (t, i)
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include "longhaul/ops/kernel.h"
 
 namespace longhaul::ops {
 
@@ -21,10 +25,18 @@ struct TokenOrder {
 // experts [T, k] int64 with values in 0 .. num_experts.
 TokenOrder sort_by_expert(const Tensor& experts_TK, int64_t num_experts);
 
-// [T, D] to [T * k, D].
-Tensor moe_token_permute(const Tensor& tokens_TD, const TokenOrder& order);
+// [T, D] to [T * k, D]. Fused: fp32 and bf16 on the CPU; its gradient is summed in fp32.
+Tensor moe_token_permute(const Tensor& tokens_TD, const TokenOrder& order,
+                         Kernel kernel = Kernel::kReference);
 
 // [T * k, D] and probs [T, k] to [T, D], in the dtype of `permuted`; summed in fp32 or wider.
-Tensor moe_token_unpermute(const Tensor& permuted, const Tensor& probs_TK, const TokenOrder& order);
+// Fused: fp32 and bf16 on the CPU, probs as fp32.
+Tensor moe_token_unpermute(const Tensor& permuted, const Tensor& probs_TK, const TokenOrder& order,
+                           Kernel kernel = Kernel::kReference);
+
+// The definitions, in plain ATen.
+Tensor moe_token_permute_reference(const Tensor& tokens_TD, const TokenOrder& order);
+Tensor moe_token_unpermute_reference(const Tensor& permuted, const Tensor& probs_TK,
+                                     const TokenOrder& order);
 
 }  // namespace longhaul::ops

@@ -1,6 +1,5 @@
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/matmul/matmul.h"
 #include "longhaul/ops/moe_token_permute/moe_token_permute.h"
@@ -17,7 +16,7 @@ Tensor source_token(const Tensor& order, int64_t k) { return at::div(order, k, "
 // Rows of the permuted tensor by token: [T, k, D].
 Tensor rows_by_token(const Tensor& permuted, const Tensor& inverse_TK) {
   return permuted.index_select(0, inverse_TK.reshape(-1))
-      .view({inverse_TK.size(0), inverse_TK.size(1), -1});
+      .view({inverse_TK.size(0), inverse_TK.size(1), permuted.size(1)});
 }
 
 // ATen's own backward of index_select adds row by row; gathering by the inverse is faster and its
@@ -80,15 +79,12 @@ TokenOrder sort_by_expert(const Tensor& experts_TK, int64_t num_experts) {
   return {order, inverse.view(experts_TK.sizes()), counts};
 }
 
-Tensor moe_token_permute(const Tensor& tokens_TD, const TokenOrder& order) {
-  check_shape(tokens_TD, {order.inverse.size(0), kAnySize}, "permute: tokens");
+Tensor moe_token_permute_reference(const Tensor& tokens_TD, const TokenOrder& order) {
   return Permute::apply(tokens_TD, order.order, order.inverse);
 }
 
-Tensor moe_token_unpermute(const Tensor& permuted, const Tensor& probs_TK,
-                           const TokenOrder& order) {
-  check_shape(probs_TK, order.inverse.sizes(), "unpermute: probs");
-  check_shape(permuted, {order.order.numel(), kAnySize}, "unpermute: rows");
+Tensor moe_token_unpermute_reference(const Tensor& permuted, const Tensor& probs_TK,
+                                     const TokenOrder& order) {
   return Unpermute::apply(permuted, probs_TK, order.order, order.inverse);
 }
 

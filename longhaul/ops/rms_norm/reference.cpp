@@ -5,7 +5,7 @@
 
 namespace longhaul::ops {
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight_D, double eps) {
+Tensor rms_norm_reference(const Tensor& x, const Tensor& weight_D, double eps) {
   check_shape(weight_D, {x.size(-1)}, "rms_norm: weight");
   const Tensor wide = x.to(wide_type(x));
   const Tensor rstd = wide.square().mean(-1, /*keepdim=*/true).add(eps).rsqrt();

@@ -1,12 +1,23 @@
 // RMSNorm (Zhang and Sennrich, 2019): y = weight * cast(x / sqrt(mean(x^2) + eps)), statistics in
 // fp32 (fp64 for fp64 input), cast to the dtype of x before the weight is applied, as Hugging Face
 // does. x [..., D], weight [D] of any floating dtype: [..., D] in the dtype of x.
+// With rstd = 1 / sqrt(mean(x^2) + eps) and g = dy weight:
+//   dx = rstd (g - x rstd^2 mean(g x)),   dweight = sum over the rows of dy x rstd
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include "longhaul/ops/kernel.h"
+
 namespace longhaul::ops {
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight_D, double eps);
+// Throws Error where the weight's width is not that of x. Fused: fp32 and bf16 on the CPU, saves
+// one number a row for the gradient; dweight is summed in fp32 in an order that depends on the
+// number of rows only. Rows of x may lie at any distance from each other.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight_D, double eps,
+                    Kernel kernel = Kernel::kReference);
+
+// The definition, in plain ATen.
+at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight_D, double eps);
 
 }  // namespace longhaul::ops

@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 
-#include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/rotary_mul/rotary_mul.h"
 
@@ -16,11 +15,9 @@ Tensor broadcast_over_heads(Tensor angle, const Tensor& like) {
 
 }  // namespace
 
-Tensor rotary_mul(const Tensor& x, const Tensor& cos, const Tensor& sin, RotaryMode mode) {
+Tensor rotary_mul_reference(const Tensor& x, const Tensor& cos, const Tensor& sin,
+                            RotaryMode mode) {
   const int64_t half = x.size(-1) / 2;
-  LONGHAUL_CHECK(x.dim() >= 3 && x.size(-1) % 2 == 0, "rotary_mul: pairs of x [{}]", shape_text(x));
-  check_shape(cos, {x.size(0), x.size(1), half}, "rotary_mul: cos");
-  check_shape(sin, cos.sizes(), "rotary_mul: sin");
   const Tensor wide = x.to(wide_type(x));
   const Tensor c = broadcast_over_heads(cos, wide), s = broadcast_over_heads(sin, wide);
   auto pair_shape = x.sizes().vec();

@@ -5,7 +5,7 @@
 
 namespace longhaul::ops {
 
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+at::Tensor swiglu_reference(const at::Tensor& gate, const at::Tensor& up) {
   check_shape(up, gate.sizes(), "swiglu: up");
   return at::silu(gate) * up;
 }

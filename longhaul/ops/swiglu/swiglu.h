@@ -1,10 +1,18 @@
 // SwiGLU (Shazeer, 2020): silu(gate) * up, element by element, in the dtype of the inputs.
+// With s = sigmoid(gate):  d_up = dy gate s,   d_gate = dy up s (1 + gate (1 - s))
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include "longhaul/ops/kernel.h"
+
 namespace longhaul::ops {
 
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+// gate and up of the same sizes, else Error. Fused: fp32 and bf16 on the CPU, one rounding of each
+// result.
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, Kernel kernel = Kernel::kReference);
+
+// The definition, in plain ATen.
+at::Tensor swiglu_reference(const at::Tensor& gate, const at::Tensor& up);
 
 }  // namespace longhaul::ops
