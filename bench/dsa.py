@@ -44,10 +44,7 @@ def measure(shape, implementation, repeats):
     if not Path(program).exists():
         sys.exit(f"error: no {program}; build it: cmake --build --preset release --target bench_dsa")
     words = [str(program), *map(str, shape.sizes), str(repeats), implementation]
-    environment = machine.environment(
-        threads=2,
-        extra=machine.TUNED_ALLOCATOR | {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "3000"},
-    )
+    environment = machine.environment(threads=2, extra=machine.PROCESS_POLICY)
     machine.say(f"{shape.name}: {implementation}")
     done = machine.run(words, environment)
     machine.say(f"  others took {100 * done.others:.0f}% of the CPU")

@@ -145,7 +145,7 @@ def describe():
 
     load = os.getloadavg()[0]
     machine.say(f"{ROUNDS} rounds of {STEPS} steps, {THREADS} threads, load average {load:.2f}")
-    own = settings(machine.TUNED_ALLOCATOR | {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "3000"})
+    own = settings(machine.PROCESS_POLICY)
     machine.say(f"  longhaul, by itself: {own}")
     for peer in PEERS:
         allocator = settings(peer.environment) or "allocator as it comes"

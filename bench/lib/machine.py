@@ -15,8 +15,22 @@ TUNED_ALLOCATOR = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
+# What longhaul gives its own process (longhaul/cli/startup.h).
+PROCESS_POLICY = TUNED_ALLOCATOR | {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "3000"}
+
 # What would change the speed of one side and comes from the caller's shell.
-FOREIGN = ("GLIBC_TUNABLES", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "LD_PRELOAD", "TORCH_")
+FOREIGN = (
+    "GLIBC_TUNABLES",
+    "MALLOC_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "ONEDNN_",
+    "DNNL_",
+    "LD_PRELOAD",
+    "TORCH_",
+)
 
 
 def environment(threads, extra=None):

@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 
 #include "longhaul/ops/common.h"
-#include "longhaul/ops/cpu/isa.h"
 #include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"
 #include "longhaul/ops/lightning_indexer/lightning_indexer.h"
 #include "longhaul/ops/sparse_flash_attention/sparse_flash_attention.h"
+#include "tests/ops/fused_kernels.h"
 #include "tests/support/gradcheck.h"
 
 namespace longhaul::testing {
@@ -43,17 +43,8 @@ struct Inputs4 {
   at::Tensor query, key, index_query, index_key, index_weights, starts;
 };
 
-class FusedDsa : public ::testing::TestWithParam<at::ScalarType> {
+class FusedDsa : public FusedKernels<at::ScalarType> {
  protected:
-  void SetUp() override {
-    const char* wanted = std::getenv("LONGHAUL_ISA");
-    for (const auto isa : {cpu::Isa::kAvx2, cpu::Isa::kAvx512, cpu::Isa::kAvx512Bf16}) {
-      if (wanted && std::string(wanted) == cpu::name_of(isa) && !cpu::is_supported(isa)) {
-        GTEST_SKIP() << "this processor has no " << wanted;
-      }
-    }
-  }
-
   static at::ScalarType dtype() { return GetParam(); }
   // Operands are exact in both; what is left is fp32 accumulation, or bf16 rounding of P, dS and
   // results.

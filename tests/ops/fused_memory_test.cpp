@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "include/longhaul/kernels.h"
+#include "tests/ops/fused_kernels.h"
 
 namespace longhaul::testing {
 namespace {
@@ -203,7 +204,7 @@ void run_indexer(const Shape& s, Arrays& arrays) {
 
 using RunFunction = void (*)(const Shape&, Arrays&);
 
-class FusedMemory : public ::testing::TestWithParam<RunFunction> {};
+class FusedMemory : public FusedKernels<RunFunction> {};
 
 TEST_P(FusedMemory, RandomShapesAndIndices) {
   const int before = omp_get_max_threads();

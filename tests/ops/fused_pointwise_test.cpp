@@ -5,11 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "longhaul/ops/cpu/isa.h"
 #include "longhaul/ops/moe_token_permute/moe_token_permute.h"
 #include "longhaul/ops/rms_norm/rms_norm.h"
 #include "longhaul/ops/rotary_mul/rotary_mul.h"
 #include "longhaul/ops/swiglu/swiglu.h"
+#include "tests/ops/fused_kernels.h"
 #include "tests/support/gradcheck.h"
 
 namespace longhaul::testing {
@@ -41,17 +41,8 @@ const Operator kSwiglu = [](const Inputs& x, Kernel kernel) {
   return ops::swiglu(x[0], x[1], kernel);
 };
 
-class FusedPointwise : public ::testing::TestWithParam<at::ScalarType> {
+class FusedPointwise : public FusedKernels<at::ScalarType> {
  protected:
-  void SetUp() override {
-    const char* wanted = std::getenv("LONGHAUL_ISA");
-    for (const auto isa : {cpu::Isa::kAvx2, cpu::Isa::kAvx512, cpu::Isa::kAvx512Bf16}) {
-      if (wanted && std::string(wanted) == cpu::name_of(isa) && !cpu::is_supported(isa)) {
-        GTEST_SKIP() << "this processor has no " << wanted;
-      }
-    }
-  }
-
   static at::ScalarType dtype() { return GetParam(); }
   // Operands are exact in both; bf16 rounds each result, 2^-8 at most.
   double limit() const { return dtype() == at::kFloat ? 3e-6 : roundings_ * 3.91e-3; }

@@ -20,8 +20,6 @@ struct Ones {
 
 template <typename T, bool kSplit>
 struct HeadLayout {
-  using Element = T;
-  static constexpr bool kSplitHeads = kSplit;
   static constexpr int kHeads = kSplit ? 8 : 16;  // of a vector
   static constexpr int kKeysInUnit = kSplit ? 2 : 1;
   static constexpr int kStep = (kSplit ? 2 : 1) * kPack<T>;  // elements of a row
@@ -102,11 +100,11 @@ struct HeadLayout {
   }
 };
 
-// Calls f with the layout for H heads of the dtype.
+// Calls f<T, kSplit>() for the layout of H heads of the dtype.
 template <typename F>
-size_t with_layout(longhaul_dtype dtype, int64_t H, const F& f) {
-  if (dtype == LONGHAUL_FLOAT32) return f(HeadLayout<float, false>());
-  return H <= 8 ? f(HeadLayout<bf16, true>()) : f(HeadLayout<bf16, false>());
+auto with_layout(longhaul_dtype dtype, int64_t H, const F& f) {
+  if (dtype == LONGHAUL_FLOAT32) return f.template operator()<float, false>();
+  return H <= 8 ? f.template operator()<bf16, true>() : f.template operator()<bf16, false>();
 }
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

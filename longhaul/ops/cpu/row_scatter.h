@@ -65,9 +65,26 @@ struct RowScatter {
     return weights + query * round_up(K, kKeyBlock) * weight_words;
   }
 
-  // The three parts below are shared among the threads of the enclosing parallel region and end
-  // with its barrier.
-  void clear_sums(int64_t chunks, int64_t L) const {
+  // The gradients of one row of the batch, shared among the threads of the enclosing parallel
+  // region. differentiate(t, place) is the first phase of query t, the place-th of its superblock.
+  template <typename T, typename F>
+  void run(int64_t S, int64_t L, int64_t thread, const F& differentiate, T* out) const {
+    clear_sums(L);
+    for (int64_t t0 = 0; t0 < S; t0 += queries) {
+      const int64_t count = S - t0 < queries ? S - t0 : queries;
+#pragma omp for schedule(dynamic, 4)
+      for (int64_t i = 0; i < count; ++i) differentiate(t0 + i, i);
+      add_all<T>(count, L, thread);
+    }
+    store_rows(L, out);
+  }
+
+ private:
+  // The three parts below end with a barrier.
+  void clear_sums(int64_t L) const {
+    const int64_t chunks = (L + chunk - 1) / chunk;
+#pragma omp single nowait
+    std::memset(no_weights, 0, static_cast<size_t>(weight_words) * sizeof *no_weights);
 #pragma omp for schedule(static)
     for (int64_t c = 0; c < chunks; ++c) {
       const int64_t end = (c + 1) * chunk < L ? (c + 1) * chunk : L;
@@ -96,7 +113,6 @@ struct RowScatter {
     }
   }
 
- private:
   // Second phase for rows [low, high): what `count` queries left for them.
   template <typename T>
   void add(int64_t count, int64_t low, int64_t high, float* no_row_of_thread) const {

@@ -261,10 +261,7 @@ struct Run {
   static void run(const Args& a, void* memory) {
     Workspace shared(memory);
     RowScatter scatter = {};
-    if (a.d_query) {
-      scatter = plan_scatter<T, kSplit>(a, shared);
-      std::memset(scatter.no_weights, 0, static_cast<size_t>(scatter.weight_words) * 4);
-    }
+    if (a.d_query) scatter = plan_scatter<T, kSplit>(a, shared);
     char* rest = static_cast<char*>(memory) + shared.bytes();
     const size_t bytes = thread_bytes(a);
 #pragma omp parallel
@@ -275,7 +272,13 @@ struct Run {
       Loss<T, kSplit> loss(a, own);
       loss.clear();
       if (a.d_query) {
-        for (int64_t b = 0; b < a.B; ++b) run_row(a, scatter, loss, b, thread);
+        for (int64_t b = 0; b < a.B; ++b) {
+          const T* key = static_cast<const T*>(a.key) + b * a.L * a.D;
+          const auto differentiate = [&](int64_t t, int64_t place) {
+            loss.differentiate(b * a.S + t, key, scatter, place);
+          };
+          scatter.run(a.S, a.L, thread, differentiate, static_cast<T*>(a.d_key) + b * a.L * a.D);
+        }
       } else {
 #pragma omp for schedule(dynamic, 16)
         for (int64_t row = 0; row < a.B * a.S; ++row) {
@@ -284,40 +287,17 @@ struct Run {
       }
     }
   }
-
- private:
-  // One row of the batch with gradients, by all threads.
-  static void run_row(const Args& a, const RowScatter& scatter, Loss<T, kSplit>& loss, int64_t b,
-                      int64_t thread) {
-    const T* key = static_cast<const T*>(a.key) + b * a.L * a.D;
-    scatter.clear_sums((a.L + scatter.chunk - 1) / scatter.chunk, a.L);
-    for (int64_t t0 = 0; t0 < a.S; t0 += scatter.queries) {
-      const int64_t count = a.S - t0 < scatter.queries ? a.S - t0 : scatter.queries;
-#pragma omp for schedule(dynamic, 4)
-      for (int64_t i = 0; i < count; ++i) {
-        loss.differentiate(b * a.S + t0 + i, key, scatter, i);
-      }
-      scatter.template add_all<T>(count, a.L, thread);
-    }
-    scatter.store_rows(a.L, static_cast<T*>(a.d_key) + b * a.L * a.D);
-  }
 };
 
 }  // namespace
 
 size_t indexer_kl_loss_workspace(const Args& a) {
-  return with_layout(a.dtype, a.H, [&](auto types) {
-    using L = decltype(types);
-    return Run<typename L::Element, L::kSplitHeads>::workspace(a);
-  });
+  return with_layout(a.dtype, a.H,
+                     [&]<typename T, bool kSplit>() { return Run<T, kSplit>::workspace(a); });
 }
 
 void indexer_kl_loss(const Args& a, void* workspace) {
-  with_layout(a.dtype, a.H, [&](auto types) {
-    using L = decltype(types);
-    Run<typename L::Element, L::kSplitHeads>::run(a, workspace);
-    return size_t{0};
-  });
+  with_layout(a.dtype, a.H, [&]<typename T, bool kSplit>() { Run<T, kSplit>::run(a, workspace); });
 }
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -63,10 +63,7 @@ IndexerSelection lightning_indexer_reference(const Tensor& query_BSHD, const Ten
                                              const Tensor& weights_BSH, const Tensor& doc_start_BS,
                                              int64_t topk) {
   const at::NoGradGuard no_grad;
-  check_dims(query_BSHD, 4, "indexer query");
   const int64_t S = query_BSHD.size(1), K = std::min(topk, S);
-  check_shape(doc_start_BS, {query_BSHD.size(0), S}, "lightning_indexer: doc_start");
-  check_shape(key_BSD, {query_BSHD.size(0), S, query_BSHD.size(3)}, "indexer key");
   const Tensor visible = visible_mask(doc_start_BS);
   std::vector<Tensor> indices, scores;
   for (int64_t t = 0; t == 0 || t < S; t += kQueryBlock) {

@@ -209,14 +209,18 @@ class Forward {
 
 template <typename T, bool kSplit>
 struct Run {
-  static size_t workspace(const Args& a) {
+  static size_t thread_bytes(const Args& a) {
     Workspace workspace(nullptr);
     const Forward<T, kSplit> one(a, workspace);
-    return workspace.bytes() * static_cast<size_t>(omp_get_max_threads());
+    return workspace.bytes();
+  }
+
+  static size_t workspace(const Args& a) {
+    return thread_bytes(a) * static_cast<size_t>(omp_get_max_threads());
   }
 
   static void run(const Args& a, void* memory) {
-    const size_t bytes = workspace(a) / static_cast<size_t>(omp_get_max_threads());
+    const size_t bytes = thread_bytes(a);
 #pragma omp parallel
     {
       const FlushDenormals flush;
@@ -235,18 +239,12 @@ struct Run {
 }  // namespace
 
 size_t sparse_attention_workspace(const Args& a) {
-  return with_layout(a.dtype, a.H, [&](auto types) {
-    using L = decltype(types);
-    return Run<typename L::Element, L::kSplitHeads>::workspace(a);
-  });
+  return with_layout(a.dtype, a.H,
+                     [&]<typename T, bool kSplit>() { return Run<T, kSplit>::workspace(a); });
 }
 
 void sparse_attention(const Args& a, void* workspace) {
-  with_layout(a.dtype, a.H, [&](auto types) {
-    using L = decltype(types);
-    Run<typename L::Element, L::kSplitHeads>::run(a, workspace);
-    return size_t{0};
-  });
+  with_layout(a.dtype, a.H, [&]<typename T, bool kSplit>() { Run<T, kSplit>::run(a, workspace); });
 }
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

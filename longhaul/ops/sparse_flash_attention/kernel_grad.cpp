@@ -190,7 +190,6 @@ struct Run {
     const auto& a = args.forward;
     Workspace shared(memory);
     const RowScatter scatter = plan_scatter<T, kSplit>(a, shared);
-    std::memset(scatter.no_weights, 0, static_cast<size_t>(scatter.weight_words) * 4);
     char* rest = static_cast<char*>(memory) + shared.bytes();
     const size_t bytes = thread_bytes(args);
 #pragma omp parallel
@@ -200,45 +199,27 @@ struct Run {
       Workspace own(rest + bytes * static_cast<size_t>(thread));
       Backward<T, kSplit> backward(args, own);
       backward.clear();
-      for (int64_t b = 0; b < a.B; ++b) run_row(args, scatter, backward, b, thread);
-    }
-  }
-
- private:
-  // One row of the batch, by all threads.
-  static void run_row(const Args& args, const RowScatter& scatter, Backward<T, kSplit>& backward,
-                      int64_t b, int64_t thread) {
-    const auto& a = args.forward;
-    const T* key = static_cast<const T*>(a.key) + b * a.L * a.D;
-    const int64_t chunks = (a.L + scatter.chunk - 1) / scatter.chunk;
-    scatter.clear_sums(chunks, a.L);
-    for (int64_t t0 = 0; t0 < a.S; t0 += scatter.queries) {
-      const int64_t count = a.S - t0 < scatter.queries ? a.S - t0 : scatter.queries;
-#pragma omp for schedule(dynamic, 4)
-      for (int64_t i = 0; i < count; ++i) {
-        backward.differentiate(b * a.S + t0 + i, key, scatter, i);
+      for (int64_t b = 0; b < a.B; ++b) {
+        const T* key = static_cast<const T*>(a.key) + b * a.L * a.D;
+        const auto differentiate = [&](int64_t t, int64_t place) {
+          backward.differentiate(b * a.S + t, key, scatter, place);
+        };
+        scatter.run(a.S, a.L, thread, differentiate, static_cast<T*>(args.d_key) + b * a.L * a.D);
       }
-      scatter.template add_all<T>(count, a.L, thread);
     }
-    scatter.store_rows(a.L, static_cast<T*>(args.d_key) + b * a.L * a.D);
   }
 };
 
 }  // namespace
 
 size_t sparse_attention_grad_workspace(const Args& args) {
-  return with_layout(args.forward.dtype, args.forward.H, [&](auto types) {
-    using L = decltype(types);
-    return Run<typename L::Element, L::kSplitHeads>::workspace(args);
-  });
+  return with_layout(args.forward.dtype, args.forward.H,
+                     [&]<typename T, bool kSplit>() { return Run<T, kSplit>::workspace(args); });
 }
 
 void sparse_attention_grad(const Args& args, void* workspace) {
-  with_layout(args.forward.dtype, args.forward.H, [&](auto types) {
-    using L = decltype(types);
-    Run<typename L::Element, L::kSplitHeads>::run(args, workspace);
-    return size_t{0};
-  });
+  with_layout(args.forward.dtype, args.forward.H,
+              [&]<typename T, bool kSplit>() { Run<T, kSplit>::run(args, workspace); });
 }
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -25,9 +25,8 @@ std::string why_not_fused(const Tensor& query, const Tensor& key, const Tensor& 
 
 // [..., D] with its V value columns and the columns behind them each filled up to a multiple of 32.
 Tensor pad_parts(const Tensor& x, int64_t V) {
-  if (V % kColumns == 0) return pad_last(x, kColumns);
   const int64_t D = x.size(-1);
-  if (V == D) return pad_last(x, kColumns);
+  if (V % kColumns == 0 || V == D) return pad_last(x, kColumns);
   return at::cat(
       {pad_last(x.narrow(-1, 0, V), kColumns), pad_last(x.narrow(-1, V, D - V), kColumns)}, -1);
 }
