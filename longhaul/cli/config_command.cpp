@@ -81,6 +81,9 @@ void check(const CLI::App& command, std::optional<int64_t> ranks) {
   if (missing.empty()) train::check_converters(config);
   fmt::print("model: {}\n", model.source);
   if (ranks) fmt::print("{}\n", check_degrees(config, *ranks));
+  if (ranks.value_or(1) > 1) {
+    fmt::print("note: this version trains in one process; the degrees are checked, not used\n");
+  }
   fmt::print("{}: the file is valid; {}\n", file.empty() ? "defaults" : file,
              missing.empty() ? "training would accept it"
                              : fmt::format("{} setting{} not supported yet", missing.size(),

@@ -17,6 +17,7 @@
 #include "longhaul/base/text.h"
 #include "longhaul/data/bpe_trainer.h"
 #include "longhaul/data/file_list.h"
+#include "longhaul/data/text_file.h"
 #include "longhaul/data/tokenizer.h"
 #include "longhaul/data/utf8.h"
 
@@ -27,23 +28,27 @@ using nlohmann::json;
 
 struct TrainArguments {
   std::string input, output;
+  std::string invalid_text = "stop";
   data::BpeTrainingOptions options;
 };
 
-void add_corpus(data::BpeTrainer& trainer, const std::vector<data::CorpusFile>& files) {
+void add_corpus(data::BpeTrainer& trainer, const std::vector<data::CorpusFile>& files,
+                data::InvalidText on_invalid) {
   ProgressLine line("reading", static_cast<int64_t>(data::total_bytes(files)),
                     ProgressLine::Unit::kBytes);
-  int64_t done = 0, broken = 0;
+  int64_t done = 0, replaced = 0;
   for (const auto& file : files) {
-    const std::string text = read_file(file.path);
-    if (!data::is_valid_utf8(text)) ++broken;
+    const auto [text, was_replaced] = data::read_text_file(file.path, on_invalid);
+    replaced += was_replaced ? 1 : 0;
     trainer.add_document(text);
-    done += static_cast<int64_t>(text.size());
+    done += static_cast<int64_t>(file.bytes);
     line.update(done);
   }
   line.finish();
-  if (broken > 0)
-    log::warn("{} files are not valid UTF-8; the broken parts read as U+FFFD", broken);
+  if (replaced > 0) {
+    log::warn("{} files hold NUL bytes or are not valid UTF-8; these parts read as U+FFFD",
+              replaced);
+  }
 }
 
 void train(const TrainArguments& arguments) {
@@ -55,7 +60,9 @@ void train(const TrainArguments& arguments) {
   if (data::total_bytes(files) == 0) {
     fail_user("all {} files in '{}' are empty", files.size(), arguments.input);
   }
-  add_corpus(trainer, files);
+  add_corpus(
+      trainer, files,
+      arguments.invalid_text == "stop" ? data::InvalidText::kStop : data::InvalidText::kReplace);
   const int64_t total = arguments.options.vocab_size;
   ProgressLine line("learning merges", total, ProgressLine::Unit::kCount);
   const auto result = trainer.train([&](int64_t done, int64_t) { line.update(done); });
@@ -193,6 +200,11 @@ void add_train(CLI::App& parent) {
                    "Tokens in all: 256 bytes, merges, special tokens")
       ->capture_default_str();
   command->add_option("--output", arguments->output, "The tokenizer.json to write")->required();
+  command
+      ->add_option("--invalid-text", arguments->invalid_text,
+                   "On a NUL byte or broken UTF-8: stop, or replace it by U+FFFD")
+      ->check(CLI::IsMember({"stop", "replace"}))
+      ->capture_default_str();
   command->footer(
       "Example:\n  longhaul tokenizer train --input src/ --vocab-size 4096 --output "
       "tokenizer.json");

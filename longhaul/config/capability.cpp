@@ -57,9 +57,9 @@ std::vector<Rule> parallel_rules() {
 std::vector<Rule> checkpoint_rules() {
   return {
       {"checkpoint.initial_load_path",
-       [](auto& c) { return loads_initial(c) && !c.checkpoint.initial_load_in_hf; },
-       "only a Hugging Face folder can be started from yet; set checkpoint.initial_load_in_hf = "
-       "true, or copy the run folder to resume it"},
+       [](auto& c) { return loads_initial(c) && !c.checkpoint.initial_load_model_only; },
+       "a new run starts from weights only in this version; set "
+       "checkpoint.initial_load_model_only = true, or copy the run folder to resume it"},
       {"checkpoint.initial_load_in_hf_quantized",
        [](auto& c) { return loads_initial(c) && c.checkpoint.initial_load_in_hf_quantized; },
        "quantized weights cannot be read yet; convert them to bfloat16 and set it to false"},

@@ -19,4 +19,8 @@ Origin JobConfig::origin_of(const std::string& key) const {
   return found == origins.end() ? Origin{} : found->second;
 }
 
+void fail_setting(const JobConfig& config, const std::string& key, const std::string& why) {
+  fail_user("{}: {}: {}", config.origin_of(key).text(), key, why);
+}
+
 }  // namespace longhaul

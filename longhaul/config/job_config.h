@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "longhaul/base/error.h"
+
 namespace longhaul {
 
 using Strings = std::vector<std::string>;
@@ -113,6 +115,7 @@ struct Training {
   bool document_mask = true;
   double max_minutes = 0.0;
   std::string nonfinite = "stop";
+  std::string invalid_text = "stop";
   DataLoader dataloader;
 };
 
@@ -318,5 +321,19 @@ struct JobConfig {
 
   Origin origin_of(const std::string& key) const;
 };
+
+// Throws UserError "<place of the key>: <key>: <why>".
+[[noreturn]] void fail_setting(const JobConfig& config, const std::string& key,
+                               const std::string& why);
+
+// What f returns; a UserError of its gets the setting's place and name in front.
+template <typename F>
+auto name_setting(const JobConfig& config, const std::string& key, const F& f) {
+  try {
+    return f();
+  } catch (const UserError& error) {
+    fail_setting(config, key, error.what());
+  }
+}
 
 }  // namespace longhaul

@@ -61,6 +61,11 @@ void add_training(std::vector<Option>& table) {
   training.own("nonfinite", &S::nonfinite,
                "On a loss or gradient that is not finite: stop, or skip the step.",
                one_of({"stop", "skip"}));
+  training.own(
+      "invalid_text", &S::invalid_text,
+      "On a NUL byte or broken UTF-8 in a text file (of the validation data too): stop, or "
+      "replace it by U+FFFD.",
+      one_of({"stop", "replace"}));
   add_dataloader(OptionSection(
       table, "training.dataloader", [](auto& c) -> auto& { return c.training.dataloader; }));
 }

@@ -10,10 +10,6 @@ namespace longhaul {
 namespace {
 
 // One message form for all: the place and key of the setting to change, then why.
-[[noreturn]] void fail_setting(const JobConfig& config, const char* key, const std::string& why) {
-  fail_user("{}: {}: {}", config.origin_of(key).text(), key, why);
-}
-
 void check_converters(const JobConfig& config) {
   const auto known = converter_names();
   for (const auto& name : config.model.converters) {

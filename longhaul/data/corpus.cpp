@@ -7,9 +7,7 @@
 #include <thread>
 
 #include "longhaul/base/error.h"
-#include "longhaul/base/file.h"
 #include "longhaul/base/log.h"
-#include "longhaul/data/utf8.h"
 
 namespace longhaul::data {
 namespace {
@@ -20,7 +18,7 @@ constexpr uint64_t kWindowBytes = uint64_t{64} << 20;
 struct Document {
   std::vector<int32_t> ids;
   int64_t text_bytes = 0;
-  bool broken = false;
+  bool replaced = false;
 };
 
 class Tokenizing {
@@ -58,11 +56,10 @@ class Tokenizing {
 
   Document tokenize(Encoder& encoder, size_t index) {
     Document document;
-    std::string text = read_file(files_[index].path);
-    document.broken = !is_valid_utf8(text);
-    if (document.broken) text = repair_utf8(text);
-    document.text_bytes = static_cast<int64_t>(text.size());
-    encoder.encode(text, document.ids);
+    const TextFile file = read_text_file(files_[index].path, options_.on_invalid);
+    document.replaced = file.replaced;
+    document.text_bytes = static_cast<int64_t>(file.text.size());
+    encoder.encode(file.text, document.ids);
     const std::lock_guard lock(mutex_);
     done_ += static_cast<int64_t>(files_[index].bytes);
     if (options_.progress) options_.progress(done_, total_);
@@ -93,7 +90,7 @@ void append(TokenizedCorpus& corpus, const Document& document, int32_t end_of_te
     ++corpus.empty_files;
     return;
   }
-  corpus.broken_files += document.broken ? 1 : 0;
+  corpus.replaced_files += document.replaced ? 1 : 0;
   corpus.text_bytes += document.text_bytes;
   corpus.ids.insert(corpus.ids.end(), document.ids.begin(), document.ids.end());
   corpus.ids.push_back(end_of_text);
@@ -113,9 +110,9 @@ void reserve_for(TokenizedCorpus& corpus, const std::vector<CorpusFile>& files, 
 void report(const TokenizedCorpus& corpus, size_t num_files) {
   if (corpus.document_ends.empty())
     fail_user("all {} files of the corpus are empty; there is nothing to learn", num_files);
-  if (corpus.broken_files > 0) {
-    log::warn("{} of {} files are not valid UTF-8; the broken parts read as U+FFFD",
-              corpus.broken_files, num_files);
+  if (corpus.replaced_files > 0) {
+    log::warn("{} of {} files hold NUL bytes or are not valid UTF-8; these parts read as U+FFFD",
+              corpus.replaced_files, num_files);
   }
 }
 

@@ -53,6 +53,15 @@ bool is_valid_utf8(std::string_view text) {
   return simdjson::validate_utf8(text.data(), text.size());
 }
 
+size_t first_invalid_utf8(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const Sequence sequence = sequence_at(text, at);
+    if (!sequence.valid) return at;
+    at += sequence.length;
+  }
+  return std::string_view::npos;
+}
+
 std::string repair_utf8(std::string_view text) {
   std::string out;
   out.reserve(text.size());

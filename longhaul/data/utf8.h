@@ -10,6 +10,9 @@ namespace longhaul::data {
 
 bool is_valid_utf8(std::string_view text);
 
+// Where the first ill-formed part begins; npos if there is none.
+size_t first_invalid_utf8(std::string_view text);
+
 // `text` with every ill-formed part replaced by U+FFFD.
 std::string repair_utf8(std::string_view text);
 

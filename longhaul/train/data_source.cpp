@@ -34,6 +34,7 @@ data::TokenizedCorpus tokenize(const std::vector<data::CorpusFile>& files,
   check_tokenizer_fits(tokenizer, request.vocab_size);
   std::unique_ptr<ProgressLine> line;
   data::TokenizeOptions options;
+  if (request.replace_invalid) options.on_invalid = data::InvalidText::kReplace;
   options.progress = [&](int64_t done, int64_t total) {
     if (!line) {
       line = std::make_unique<ProgressLine>("tokenizing " + request.key + " data", total,
@@ -48,12 +49,8 @@ data::TokenizedCorpus tokenize(const std::vector<data::CorpusFile>& files,
 
 // The files of dataset_path; errors name the setting and its place.
 std::vector<data::CorpusFile> files_of(const DataRequest& request, const JobConfig& config) {
-  try {
-    return data::list_files(*request.path);
-  } catch (const UserError& error) {
-    const std::string key = request.key + ".dataset_path";
-    fail_user("{}: {}: {}", config.origin_of(key).text(), key, error.what());
-  }
+  return name_setting(config, request.key + ".dataset_path",
+                      [&] { return data::list_files(*request.path); });
 }
 
 std::unique_ptr<data::Dataset> open_files(const DataRequest& request, const JobConfig& config) {
@@ -80,8 +77,25 @@ DataRequest request_of(const char* key, const std::string& dataset,
   request.dataset = dataset;
   request.path = path;
   request.document_mask = config.training.document_mask;
+  request.replace_invalid = config.training.invalid_text == "replace";
   request.seed = seed_of(config);
   return request;
+}
+
+// With one token a document there is nothing to predict but the document's end.
+void check_amount(const data::DatasetInfo& info, const DataRequest& request,
+                  const JobConfig& config) {
+  const std::string key = request.key + ".dataset_path";
+  if (request.dataset != "tokenized" && info.tokens <= 2 * info.documents) {
+    fail_setting(config, key,
+                 fmt::format("'{}' holds one token a document, from which nothing can be learnt; "
+                             "give more text",
+                             *request.path));
+  }
+  if (request.endless && info.tokens < request.shape.seq_len) {
+    log::warn("{}: '{}' holds {} tokens, less than one sample of {}: each sample repeats it", key,
+              *request.path, with_commas(info.tokens), with_commas(request.shape.seq_len));
+  }
 }
 
 }  // namespace
@@ -91,8 +105,7 @@ data::Tokenizer load_tokenizer(const JobConfig& config) {
   if (!holds_tokenizer(place)) {
     fail_user(
         "no tokenizer.json in '{}' (model.hf_assets_path); make one with `longhaul tokenizer "
-        "train` "
-        "or set model.tokenizer_path",
+        "train` or set model.tokenizer_path",
         place.string());
   }
   return data::Tokenizer::load(place);
@@ -138,10 +151,10 @@ std::unique_ptr<data::Dataset> open_data(const DataRequest& request, const JobCo
   if (info.max_id >= request.vocab_size) {
     fail_user(
         "{}: the data holds token {}, but the model's vocabulary ends at {}; take the tokenizer "
-        "that "
-        "belongs to the model, or a model with a larger vocab_size",
+        "that belongs to the model, or a model with a larger vocab_size",
         *request.path, info.max_id, request.vocab_size - 1);
   }
+  check_amount(info, request, config);
   log::info("{} data: {} documents, {} tokens, {} rows of {} in a pass", request.key,
             with_commas(info.documents), with_commas(info.tokens), with_commas(info.rows),
             request.shape.seq_len);

@@ -29,7 +29,8 @@ struct DataRequest {
   int64_t vocab_size = 0;  // of the model; ids must stay below it
   uint64_t seed = 0;
   bool document_mask = true;
-  bool endless = true;  // training: repeated and shuffled; else one pass in order
+  bool replace_invalid = false;  // training.invalid_text
+  bool endless = true;           // training: repeated and shuffled; else one pass in order
 };
 
 DataRequest training_data(const JobConfig& config, int64_t vocab_size, int64_t mtp_modules);

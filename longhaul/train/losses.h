@@ -11,9 +11,13 @@
 namespace longhaul::train {
 
 struct Objective {
-  at::Tensor total;                  // lm + mtp_weight / depth * sum of MTP losses; a scalar
+  at::Tensor total;                  // the towers' losses by tower_weight(); a scalar
   std::vector<at::Tensor> by_tower;  // detached; [0] the language model, [k] MTP of depth k
 };
+
+// The weight of a tower's mean loss in the objective: 1 for the language model (tower 0),
+// mtp_weight / depth for each of the `depth` MTP modules.
+double tower_weight(size_t tower, size_t depth, double mtp_weight);
 
 // `hidden` as Model::forward returns it; `counts` over the global batch.
 Objective compute_objective(const deepseek_v3::Model& model, const deepseek_v3::Batch& batch,

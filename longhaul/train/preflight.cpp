@@ -1,6 +1,7 @@
 #include "longhaul/train/preflight.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <filesystem>
 
@@ -9,15 +10,13 @@
 #include "longhaul/base/text.h"
 #include "longhaul/converters/converters.h"
 #include "longhaul/models/deepseek_v3/flops.h"
+#include "longhaul/models/deepseek_v3/model.h"
+#include "longhaul/optim/adam_w.h"
 #include "longhaul/train/device.h"
 #include "longhaul/train/setup.h"
 
 namespace longhaul::train {
 namespace {
-
-std::string place(const JobConfig& config, const std::string& key) {
-  return config.origin_of(key).text() + ": " + key;
-}
 
 void check_memory(const JobConfig& config, const ResolvedModel& resolved) {
   const at::Device device = choose_device(config.training.device);
@@ -29,32 +28,39 @@ void check_memory(const JobConfig& config, const ResolvedModel& resolved) {
   const int64_t needed = parameters * static_cast<int64_t>(c10::elementSize(settings.param_dtype)) *
                          (trunk_learns ? 4 : 1);
   if (needed <= machine_memory_bytes()) return;
-  fail_user(
-      "{}: {} parameters in {} take {} for weights{}, activations not counted; this machine has "
-      "{}; "
-      "take a smaller model.flavor",
-      place(config, "model.flavor"), with_commas(parameters), config.training.dtype,
-      human_bytes(static_cast<double>(needed)), trunk_learns ? ", gradients and moments" : "",
-      human_bytes(static_cast<double>(machine_memory_bytes())));
+  fail_setting(
+      config, "model.flavor",
+      fmt::format(
+          "{} parameters in {} take {} for weights{}, activations not counted; this machine "
+          "has {}; take a smaller model.flavor",
+          with_commas(parameters), config.training.dtype, human_bytes(static_cast<double>(needed)),
+          trunk_learns ? ", gradients and moments" : "",
+          human_bytes(static_cast<double>(machine_memory_bytes()))));
 }
 
 void check_initial_weights(const JobConfig& config) {
   const auto& path = config.checkpoint.initial_load_path;
   if (!config.checkpoint.enable || !path || std::filesystem::exists(*path)) return;
-  fail_user("{}: '{}' does not exist", place(config, "checkpoint.initial_load_path"), *path);
+  fail_setting(config, "checkpoint.initial_load_path", fmt::format("'{}' does not exist", *path));
+}
+
+// The names are known without a single number: on the Meta device a model is only shapes.
+void check_no_decay(const JobConfig& config, const ResolvedModel& resolved) {
+  if (config.optimizer.no_decay.empty()) return;
+  deepseek_v3::Model model(resolved.shape, model_settings(config, at::kMeta));
+  name_setting(config, "optimizer.no_decay",
+               [&] { return optim::AdamW(model.parameters(), adam_w_config(config)); });
 }
 
 }  // namespace
 
 void check_converters(const JobConfig& config) {
-  try {
-    converters::check(config.model.converters, converter_properties(config));
-  } catch (const UserError& error) {
-    fail_user("{}: {}", place(config, "model.converters"), error.what());
-  }
+  name_setting(config, "model.converters",
+               [&] { converters::check(config.model.converters, converter_properties(config)); });
 }
 
 void check_machine(const JobConfig& config, const ResolvedModel& resolved) {
+  check_no_decay(config, resolved);
   check_memory(config, resolved);
   check_initial_weights(config);
 }

@@ -10,8 +10,8 @@ namespace longhaul::train {
 // what it needs. Looks at the job alone, so `config check` calls it too.
 void check_converters(const JobConfig& config);
 
-// Throws UserError if this machine cannot run the job: too little memory for the weights, gradients
-// and moments, or initial weights that are not there.
+// Throws UserError if the job cannot run here: too little memory for the weights, gradients and
+// moments, initial weights that are not there, a pattern of optimizer.no_decay without a parameter.
 void check_machine(const JobConfig& config, const ResolvedModel& resolved);
 
 }  // namespace longhaul::train

@@ -19,8 +19,9 @@ using deepseek_v3::ModelConfig;
 void check_name(const JobConfig& config) {
   const auto names = model_names();
   if (std::find(names.begin(), names.end(), config.model.name) != names.end()) return;
-  fail_user("{}: model.name: \"{}\" cannot be trained; set it to {}",
-            config.origin_of("model.name").text(), config.model.name, fmt::join(names, " or "));
+  fail_setting(config, "model.name",
+               fmt::format("\"{}\" cannot be trained; set it to {}", config.model.name,
+                           fmt::join(names, " or ")));
 }
 
 std::string config_json_path(const JobConfig& config) {
@@ -34,11 +35,9 @@ std::optional<std::string> read_text(const std::string& path) {
 }
 
 ModelConfig flavor_shape(const JobConfig& config) {
-  try {
+  return name_setting(config, "model.flavor", [&] {
     return deepseek_v3::find_flavor(config.model.name, config.model.flavor);
-  } catch (const UserError& error) {
-    fail_user("{}: model.flavor: {}", config.origin_of("model.flavor").text(), error.what());
-  }
+  });
 }
 
 // A folder whose config.json describes another model is most often the wrong folder.

@@ -24,11 +24,7 @@ FileDescriptor claim(const fs::path& folder) {
 }  // namespace
 
 FileDescriptor claim_run_folder(const JobConfig& config) {
-  try {
-    return claim(config.job.dump_folder);
-  } catch (const UserError& error) {
-    fail_user("{}: job.dump_folder: {}", config.origin_of("job.dump_folder").text(), error.what());
-  }
+  return name_setting(config, "job.dump_folder", [&] { return claim(config.job.dump_folder); });
 }
 
 }  // namespace longhaul::train

@@ -47,12 +47,9 @@ converters::Properties converter_properties(const JobConfig& config) {
 }
 
 void apply_converters(const JobConfig& config, nn::Module& model) {
-  try {
+  name_setting(config, "model.converters", [&] {
     converters::apply(model, config.model.converters, converter_properties(config));
-  } catch (const UserError& error) {
-    fail_user("{}: model.converters: {}", config.origin_of("model.converters").text(),
-              error.what());
-  }
+  });
 }
 
 deepseek_v3::ModelSettings model_settings(const JobConfig& config, at::Device device) {
@@ -99,10 +96,6 @@ BatchSizes batch_sizes(const JobConfig& config) {
   BatchSizes sizes{.local = config.training.local_batch_size,
                    .global = config.training.global_batch_size};
   if (sizes.global < 0) sizes.global = sizes.local;
-  if (sizes.global % sizes.local != 0) {
-    fail_user("training.global_batch_size = {} is not a multiple of training.local_batch_size = {}",
-              sizes.global, sizes.local);
-  }
   return sizes;
 }
 

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "longhaul/base/error.h"
 #include "longhaul/config/job_config.h"
 #include "longhaul/converters/converters.h"
 #include "longhaul/models/deepseek_v3/settings.h"
@@ -29,12 +30,11 @@ deepseek_v3::ModelSettings model_settings(const JobConfig& config, at::Device de
 optim::AdamWConfig adam_w_config(const JobConfig& config);
 optim::LrScheduleOptions lr_schedule_options(const JobConfig& config);
 
-// Rows of a step, and micro-batches they are cut into. UserError unless the local batch divides the
-// global one.
+// Rows of a step, and micro-batches they are cut into.
 struct BatchSizes {
   int64_t local = 0;
   int64_t global = 0;
-  int64_t micro_batches() const { return global / local; }
+  int64_t micro_batches() const { return div_exact(global, local, "global batch by local batch"); }
 };
 BatchSizes batch_sizes(const JobConfig& config);
 

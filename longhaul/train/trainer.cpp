@@ -37,17 +37,6 @@ double sum_of(const std::map<int64_t, at::Tensor>& by_layer) {
   return sum;
 }
 
-// Errors name the setting and its place.
-optim::AdamW make_optimizer(const JobConfig& config,
-                            const std::vector<nn::NamedParameter>& parameters) {
-  try {
-    return {parameters, adam_w_config(config)};
-  } catch (const UserError& error) {
-    fail_user("{}: optimizer.no_decay: {}", config.origin_of("optimizer.no_decay").text(),
-              error.what());
-  }
-}
-
 }  // namespace
 
 std::unique_ptr<deepseek_v3::Model> build_model(const JobConfig& config,
@@ -69,7 +58,7 @@ Trainer::Trainer(const JobConfig& config, const ResolvedModel& resolved)
           config)),
       model_(build_model(config, resolved, device_)),
       parameters_(model_->parameters()),
-      optimizer_(make_optimizer(config, parameters_)),
+      optimizer_(parameters_, adam_w_config(config)),
       schedule_(lr_schedule_options(config)),
       peak_flops_(measure_peak_flops(model_->settings().device, model_->settings().compute_dtype)),
       flops_per_step_(static_cast<double>(batch_sizes_.global) *
@@ -144,12 +133,11 @@ void Trainer::clear_gradients() {
 StepMetrics Trainer::measure(const StepLosses& losses) const {
   StepMetrics metrics;
   metrics.lm_loss = losses.by_tower[0];
-  metrics.loss = losses.by_tower[0];
   const size_t depth = losses.by_tower.size() - 1;
-  for (size_t k = 1; k <= depth; ++k) {
-    metrics.mtp_loss += losses.by_tower[k] / static_cast<double>(depth);
+  for (size_t k = 0; k <= depth; ++k) {
+    metrics.loss += tower_weight(k, depth, config_.mtp.loss_weight) * losses.by_tower[k];
+    if (k > 0) metrics.mtp_loss += losses.by_tower[k] / static_cast<double>(depth);
   }
-  metrics.loss += config_.mtp.loss_weight * metrics.mtp_loss;
   for (const auto& [layer, value] : losses.stats.indexer_loss) {
     metrics.indexer_loss_per_layer.push_back(value.item<double>());
     metrics.loss += config_.dsa.indexer_loss_coeff * metrics.indexer_loss_per_layer.back();

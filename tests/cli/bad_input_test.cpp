@@ -61,19 +61,38 @@ TEST_F(BadInput, FilesThatCannotBeRead) {
   expect_user_error(train_on("mixed"), {"cannot read 'mixed/good.txt': Permission denied"});
 }
 
-TEST_F(BadInput, OddTextTrains) {
-  const std::pair<const char*, std::string> texts[] = {
-      {"one.txt", "x"},
-      {"nul.txt", std::string("a\0b\0\0c\n", 7)},
-      {"broken.txt", "ab\xff\xfe\xc3(\xed\xa0\x80"},
-  };
-  for (const auto& [name, text] : texts) {
-    spill(path(name), text);
-    const auto result = train_on(name);
+TEST_F(BadInput, TextThatIsNone) {
+  spill(path("nul.txt"), std::string("a\nb\0\0c\n", 8));
+  spill(path("latin1.txt"), "ab\nd\xe9j\xe0\n");
+  const std::pair<const char*, const char*> files[] = {
+      {"nul.txt", "nul.txt:2: a NUL byte, which no text holds (byte 3 of the file)"},
+      {"latin1.txt", "latin1.txt:2: 0xE9 is not UTF-8 here (byte 4 of the file)"}};
+  for (const auto& [name, error] : files) {
+    expect_user_error(train_on(name), {error, "convert the file", "training.invalid_text"});
+    expect_user_error(run({"tokenizer", "train", "--input", name, "--output", "t.json"}),
+                      {error, "--invalid-text replace"});
+    EXPECT_FALSE(fs::exists(path("t.json")));
+    EXPECT_EQ(run({"tokenizer", "train", "--input", name, "--output", "t.json", "--vocab-size",
+                   "300", "--invalid-text", "replace"})
+                  .status,
+              0);
+    fs::remove(path("t.json"));
+    const std::string mixed = std::string("corpus/train,") + name;
+    const auto result = train_on(mixed, {"--training.invalid_text", "replace"});
     expect_trained(result);
-    EXPECT_EQ(result.err.find("not valid UTF-8") != std::string::npos,
-              std::string(name) == "broken.txt");
+    EXPECT_THAT(result.err, HasSubstr("1 of 26 files hold NUL bytes or are not valid UTF-8"));
   }
+}
+
+TEST_F(BadInput, TooLittleText) {
+  spill(path("one.txt"), "x");
+  expect_user_error(train_on("one.txt"),
+                    {"command line: training.dataset_path: 'one.txt' holds one token a document, "
+                     "from which nothing can be learnt; give more text"});
+  spill(path("few.txt"), "xyz");
+  const auto result = train_on("few.txt");
+  expect_trained(result);
+  EXPECT_THAT(result.err, HasSubstr("'few.txt' holds 4 tokens, less than one sample of 64"));
 }
 
 // One line of words, and one piece without a place to cut.

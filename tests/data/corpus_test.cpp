@@ -60,11 +60,12 @@ TEST(Corpus, EachFileIsADocumentWithAnEnd) {
   folder.write("2", "");
   folder.write("3", "c\xFF");
   const auto tokenizer = bytes_tokenizer();
-  const auto corpus = tokenize_files(list_files(folder.path().string()), tokenizer);
+  const auto corpus = tokenize_files(list_files(folder.path().string()), tokenizer,
+                                     {.on_invalid = InvalidText::kReplace});
   EXPECT_EQ(tokenizer.decode(corpus.ids), "ab<|endoftext|>c\uFFFD<|endoftext|>");
   EXPECT_THAT(corpus.document_ends, ElementsAre(3, 8));
   EXPECT_EQ(corpus.empty_files, 1);
-  EXPECT_EQ(corpus.broken_files, 1);
+  EXPECT_EQ(corpus.replaced_files, 1);
   EXPECT_EQ(corpus.text_bytes, 6);
   EXPECT_EQ(corpus.token_bytes.size(), 257u);
   EXPECT_EQ(corpus.token_bytes[256], 0u);
@@ -102,6 +103,10 @@ TEST(Corpus, BadInput) {
               HasSubstr("all 2 files of the corpus are empty"));
   EXPECT_THAT(user_error([&] { tokenize_files(empty, bytes_tokenizer({"<end>"})); }),
               AllOf(HasSubstr("end-of-text"), HasSubstr("eos_token")));
+  folder.write("c", "x\xFF");
+  EXPECT_THAT(
+      user_error([&] { tokenize_files(list_files(folder.path().string()), bytes_tokenizer()); }),
+      HasSubstr("/c:1: 0xFF is not UTF-8"));
   const std::vector<CorpusFile> gone = {{folder.path() / "gone", 5}};
   EXPECT_THAT(user_error([&] { tokenize_files(gone, bytes_tokenizer()); }), HasSubstr("gone"));
 }

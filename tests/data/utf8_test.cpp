@@ -25,6 +25,13 @@ TEST(Utf8, BrokenPartsAreReplacedAsInPython) {
   EXPECT_EQ(repair_utf8("\xE4\xB8\xE4\xB8\xAD"), replaced(1) + "\u4E2D");
 }
 
+TEST(Utf8, TheFirstBrokenPartIsFound) {
+  EXPECT_EQ(first_invalid_utf8(""), std::string_view::npos);
+  EXPECT_EQ(first_invalid_utf8("a\u4E2D"), std::string_view::npos);
+  EXPECT_EQ(first_invalid_utf8("a\u4E2D\xFFz\xFF"), 4u);
+  EXPECT_EQ(first_invalid_utf8("ab\xE4\xB8"), 2u);
+}
+
 TEST(Utf8, ValidTextIsLeftAlone) {
   const std::string text("a\0\u00E9\u4E2D\U0001F642", 11);
   EXPECT_TRUE(is_valid_utf8(text));

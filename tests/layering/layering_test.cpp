@@ -76,6 +76,23 @@ TEST(Layering, IncludesPointUpwards) {
   EXPECT_GT(files, 5) << "no sources found under " << LONGHAUL_SOURCE_DIR;
 }
 
+// The kernels' interface for C: nothing of ours, of torch or of C++ in it.
+TEST(Layering, TheCInterfaceIncludesOnlyC) {
+  const std::regex c_header(R"re(<std(bool|def|int)\.h>)re");
+  int includes = 0;
+  for (const auto& entry :
+       fs::recursive_directory_iterator(fs::path(LONGHAUL_SOURCE_DIR) / "include")) {
+    if (!entry.is_regular_file()) continue;
+    std::ifstream text(entry.path());
+    for (std::string line; std::getline(text, line);) {
+      if (line.find("#include") == std::string::npos) continue;
+      EXPECT_TRUE(std::regex_search(line, c_header)) << entry.path() << ": " << line;
+      ++includes;
+    }
+  }
+  EXPECT_GT(includes, 0);
+}
+
 TEST(Layering, AWrongIncludeIsFound) {
   const auto order = layer_order();
   std::istringstream down("#include \"longhaul/train/trainer.h\"\n");

@@ -7,6 +7,8 @@ namespace {
 
 constexpr double kLogitsTolerance = 3e-6;    // absolute
 constexpr double kGradientTolerance = 2e-6;  // of each tensor's maximum
+// Over all keys the reference's 1e-8 inside its logarithms shows, up to 4.9e-6 of a tensor's maximum:
+// tests/ops/dsa_vectors_test.cpp holds 2e-6 with the same 1e-8 added.
 constexpr double kDenseGradientTolerance = 5e-6;
 constexpr double kKlTolerance = 3e-6;  // relative
 constexpr double kLossTolerance = 3e-6;
@@ -65,7 +67,7 @@ void expect_gradients(const Tensors& actual, const Tensors& expected) {
     ASSERT_NE(found, actual.end()) << name << " has no gradient";
     if (only_norm) {
       EXPECT_NEAR(found->second.to(at::kDouble).norm().item<double>() / value.item<double>(), 1,
-                  3e-6)
+                  2e-6)
           << name;
     } else {
       EXPECT_LT(relative_to_max(found->second, value), kGradientTolerance) << name;

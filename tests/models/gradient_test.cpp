@@ -106,24 +106,39 @@ TEST(ModelGradients, TrunkByFiniteDifferences) {
       ElementsAre("model.layers.1.self_attn.kv_b_proj.weight", "model.layers.3.eh_proj.weight"));
 }
 
-TEST(ModelGradients, TrunkAlongADirection) {
-  const auto model = tiny_model();
+// All elements of the parameters that `wanted` picks at once: no single one is left out.
+void expect_gradient_along_a_direction(const v3::ModelSettings& settings,
+                                       bool (*wanted)(const std::string&),
+                                       const Objective& objective) {
+  const auto model = tiny_model(tiny_config(), settings);
   const auto batch = tiny_batch();
-  FiniteDifferences differences(*model, batch, language_model_loss);
+  FiniteDifferences differences(*model, batch, objective);
+  const Tensors gradients = differences.analytic().gradients;
   std::vector<at::Tensor*> parameters;
   std::vector<at::Tensor> direction;
   double analytic = 0;
-  zero_gradients(*model);
-  v3::ForwardContext ctx;
-  ctx.counts.add(batch);
-  backward(forward_losses(*model, batch, ctx).total);
   for (const auto& parameter : model->parameters()) {
-    if (is_indexer(parameter.name)) continue;
+    if (!wanted(parameter.name)) continue;
     parameters.push_back(parameter.tensor);
     direction.push_back(normal(parameter.tensor->sizes(), 30 + parameters.size(), 0.1));
-    analytic += (parameter.tensor->grad() * direction.back()).sum().item<double>();
+    for (const auto& [name, view] : v3::hf_views(parameter.name, direction.back())) {
+      analytic += (gradients.at(name) * view).sum().item<double>();
+    }
   }
+  EXPECT_GT(std::abs(analytic), 1e-2);
   EXPECT_NEAR(differences.along(parameters, direction) / analytic, 1.0, 1e-7);
+}
+
+TEST(ModelGradients, TrunkAlongADirection) {
+  expect_gradient_along_a_direction(fp64_settings(), is_trunk, language_model_loss);
+}
+
+TEST(ModelGradients, IndexerAlongADirection) {
+  for (const auto stage : {v3::IndexerStage::kSparse, v3::IndexerStage::kDenseWarmup}) {
+    auto settings = fp64_settings();
+    settings.stage = stage;
+    expect_gradient_along_a_direction(settings, is_indexer, indexer_loss);
+  }
 }
 
 TEST(ModelGradients, IndexerByFiniteDifferencesOfItsLoss) {

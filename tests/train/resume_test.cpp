@@ -136,6 +136,28 @@ TEST(Resume, ASavedJobThatIsNotValidAnyMoreIsOnlyAWarning) {
   }
 }
 
+// Weights and router biases only: data, schedule and moments begin anew.
+TEST(Resume, ANewRunStartsFromTheWeightsOfAnother) {
+  const GoldenJob first("hf_base", batches()), second("hf_base", batches());
+  const auto saved = first.folder.path() / "run/checkpoint/step-4";
+  for (const char* model_only : {"false", "true"}) {
+    fs::remove_all(first.folder.path() / "run");
+    run(first.config({"--training.steps", "4", "--checkpoint.last_save_model_only", model_only}));
+    fs::remove_all(second.folder.path() / "run");
+    run(second.config({"--training.steps", "1", "--optimizer.lr", "1e-30",
+                       "--moe.bias_update_speed", "0", "--checkpoint.initial_load_path",
+                       saved.string(), "--checkpoint.initial_load_in_hf", "false",
+                       "--checkpoint.last_save_model_only", "false"}));
+    EXPECT_EQ(second.metrics().size(), 1u);
+    const auto theirs = checkpoint::load(saved).tensors;
+    const auto ours = checkpoint::load(second.folder.path() / "run/checkpoint/step-1").tensors;
+    for (const auto& [name, tensor] : theirs) {
+      if (name.rfind("optimizer.", 0) == 0) continue;
+      EXPECT_TRUE(at::equal(tensor, ours.at(name))) << name;
+    }
+  }
+}
+
 TEST(Resume, LoadOnlySavesNothing) {
   const GoldenJob job("hf_base", batches());
   run(job.config(

@@ -15,12 +15,19 @@ using Overrides = std::vector<std::string>;
 
 // The files' own tolerance for legitimate fp32 re-orderings along 20 steps; fp64 stays within it.
 constexpr double kLossTolerance = 3e-6;
+constexpr double kNormTolerance = 1e-6;
+// fp64 against the reference's fp32 steps: 1.0e-6 to 1.3e-6 from step 15 on, always above it.
+constexpr double kNormToleranceFp64 = 1.5e-6;
+constexpr double kKlTolerance = 3e-6;  // relative
 
 struct Case {
   std::string name;
   std::string checkpoint;  // hf_base, hf_yarn
   std::string file;        // reference trajectory
   Overrides overrides;
+  // Two index scores come so near to each other that fp32 may select the other key. Where the loss
+  // does not show it, the gradient's norm does: up to 1.4e-5 was measured.
+  bool near_ties = false;
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -57,14 +64,15 @@ TEST_P(Trajectory, EqualsReferenceInFp64) {
                 kLossTolerance)
         << "step " << i + 1;
     EXPECT_NEAR(metrics[i]["grad_norm"].get<double>() / golden.at("grad_norm")[i].item<double>(), 1,
-                5e-6)
+                kNormToleranceFp64)
         << "step " << i + 1;
     if (golden.count("kl_per_layer") == 0) continue;
     const auto kl = golden.at("kl_per_layer")[i];
     ASSERT_EQ(static_cast<int64_t>(metrics[i]["indexer_loss_per_layer"].size()), kl.size(0));
     for (int64_t layer = 0; layer < kl.size(0); ++layer) {
       EXPECT_NEAR(metrics[i]["indexer_loss_per_layer"][layer].get<double>(),
-                  kl[layer].item<double>(), 5e-6);
+                  kl[layer].item<double>(), kKlTolerance * kl[layer].item<double>())
+          << "step " << i + 1 << " layer " << layer;
     }
   }
   compare_end(golden, job.folder.path() / "run/dump/step-20.safetensors");
@@ -76,10 +84,10 @@ const Overrides kNoIndexerLoss = {"--moe.bias_update_speed", "0", "--dsa.train_i
 const std::vector<Case> kCases = {
     {"base", "hf_base", "hf_base/train20.safetensors", kNoIndexerLoss},
     {"yarn", "hf_yarn", "hf_yarn/train20.safetensors", kNoIndexerLoss},
-    {"base_kl", "hf_base", "tt_base/train20.safetensors", kFixedBias},
+    {"base_kl", "hf_base", "tt_base/train20.safetensors", kFixedBias, /*near_ties=*/true},
     {"yarn_bias", "hf_yarn", "tt_yarn/train20_bias_update.safetensors", {}},
     {"yarn_kl", "hf_yarn", "tt_yarn/train20.safetensors", kFixedBias},
-    {"base_bias", "hf_base", "tt_base/train20_bias_update.safetensors", {}}};
+    {"base_bias", "hf_base", "tt_base/train20_bias_update.safetensors", {}, /*near_ties=*/true}};
 
 // The first four: in the others the reference meets a near tie, see below.
 INSTANTIATE_TEST_SUITE_P(All, Trajectory,
@@ -152,7 +160,8 @@ class Stepper {
     return smallest;
   }
 
-  void update() {
+  // Returns the gradient's norm.
+  double update() {
     backward(total_);
     if (update_bias_) {
       for (auto& [layer, router] : model_->routers()) {
@@ -161,6 +170,7 @@ class Stepper {
     }
     const double norm = optim::gradient_norm(model_->parameters(), 2);
     optimizer_.step(1e-3, optim::clip_factor(norm, 1.0));
+    return norm;
   }
 
  private:
@@ -200,7 +210,11 @@ TEST_P(SteppedTrajectory, EqualsReference) {
       ++exchanges;
     }
     ASSERT_NEAR(loss, expected, kLossTolerance) << "step " << i + 1;
-    stepper.update();
+    const double norm = stepper.update();
+    if (c.near_ties) continue;
+    EXPECT_NEAR(norm / golden.at("grad_norm")[i].item<double>(), 1,
+                dtype == at::kFloat ? kNormTolerance : kNormToleranceFp64)
+        << "step " << i + 1;
   }
   EXPECT_LE(exchanges, 2);
 }

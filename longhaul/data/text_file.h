@@ -1,0 +1,25 @@
+// A text file of a corpus: read whole, and looked at before anything learns from it. Bytes that are
+// not UTF-8 and NUL bytes mean that a file is something else than text, or in another encoding.
+// Called by corpora and by the tokenizer's training.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace longhaul::data {
+
+enum class InvalidText {
+  kStop,     // UserError
+  kReplace,  // each ill-formed part (utf8.h) and each NUL byte reads as U+FFFD
+};
+
+struct TextFile {
+  std::string text;       // valid UTF-8 without NUL
+  bool replaced = false;  // whether anything had to be
+};
+
+// UserError with file, line and byte for text that is not valid (kStop), and for an unreadable
+// file.
+TextFile read_text_file(const std::filesystem::path& path, InvalidText on_invalid);
+
+}  // namespace longhaul::data
