@@ -11,6 +11,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// oneDNN makes a new primitive for each new shape, which takes longer than the product of a small
+// group. So products are asked for in multiples of this many rows: few shapes, each made once.
+constexpr int64_t kRowStep = 16;
+
 struct Group {
   int64_t expert, begin, rows;
 };
@@ -32,13 +36,16 @@ std::vector<Group> groups_of(const Tensor& counts_E, int64_t total_rows) {
   return groups;
 }
 
-// out[group rows] = in[group rows] times op(weight[e]); rows behind the last group are 0.
+// out[group rows] = in[group rows] times op(weight[e]); rows behind the last group are 0. A product
+// may run on into the rows of the next group, which writes them anew.
 Tensor by_group(const Tensor& in, const Tensor& weight, const std::vector<Group>& groups) {
   Tensor out = at::empty({in.size(0), weight.size(2)}, in.options());
   int64_t end = 0;
   for (const auto& group : groups) {
-    Tensor slice = out.narrow(0, group.begin, group.rows);
-    product_out(in.narrow(0, group.begin, group.rows), weight[group.expert], slice);
+    const int64_t rows =
+        std::min(ceil_div(group.rows, kRowStep) * kRowStep, in.size(0) - group.begin);
+    Tensor slice = out.narrow(0, group.begin, rows);
+    product_out(in.narrow(0, group.begin, rows), weight[group.expert], slice);
     end = group.begin + group.rows;
   }
   out.narrow(0, end, out.size(0) - end).zero_();
@@ -69,8 +76,13 @@ struct GroupedMatmul : torch::autograd::Function<GroupedMatmul> {
     std::vector<bool> written(weight.size(0), false);
     for (const auto& group : groups) {
       Tensor slice = dw[group.expert];
-      product_out(dy.narrow(0, group.begin, group.rows).t(), x.narrow(0, group.begin, group.rows),
-                  slice);
+      const int64_t even = group.rows / kRowStep * kRowStep;
+      const auto add = [&](int64_t begin, int64_t rows, float beta) {
+        if (rows == 0) return;
+        product_out(dy.narrow(0, begin, rows).t(), x.narrow(0, begin, rows), slice, beta);
+      };
+      add(group.begin, even, 0.0F);
+      add(group.begin + even, group.rows - even, even == 0 ? 0.0F : 1.0F);
       written[group.expert] = true;
     }
     for (int64_t e = 0; e < weight.size(0); ++e) {
