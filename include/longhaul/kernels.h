@@ -68,6 +68,37 @@ size_t longhaul_sparse_attention_grad_workspace(const longhaul_sparse_attention_
 const char* longhaul_sparse_attention_grad(const longhaul_sparse_attention_grad_args* args,
                                            void* workspace);
 
+/* Attention over all keys that a query sees. key_heads is 1 (all heads share a row of keys, as in
+ * absorbed MLA) or H. D and V are multiples of 32. */
+typedef struct longhaul_flash_attention_args {
+  longhaul_dtype dtype; /* of query, key, value and out */
+  int64_t B, S, L, H, D, V, key_heads;
+  float scale;
+  const void* query;        /* [B, S, H, D] */
+  const void* key;          /* [B, key_heads, L, D] */
+  const void* value;        /* [B, key_heads, L, V]; null: the first V columns of the keys */
+  const int64_t* first_key; /* [B, S] */
+  const int64_t* last_key;  /* [B, S] */
+  void* out;                /* [B, S, H, V] */
+  float* softmax_max;       /* [B, S, H], natural base; 0 without a key */
+  float* softmax_sum;       /* [B, S, H]; 0 without a key */
+} longhaul_flash_attention_args;
+
+size_t longhaul_flash_attention_workspace(const longhaul_flash_attention_args* args);
+const char* longhaul_flash_attention(const longhaul_flash_attention_args* args, void* workspace);
+
+typedef struct longhaul_flash_attention_grad_args {
+  longhaul_flash_attention_args forward; /* as it was called, with its results */
+  const void* d_out;                     /* [B, S, H, V] */
+  void* d_query;                         /* out [B, S, H, D] */
+  void* d_key;                           /* out [B, key_heads, L, D] */
+  void* d_value;                         /* out [B, key_heads, L, V]; null without value */
+} longhaul_flash_attention_grad_args;
+
+size_t longhaul_flash_attention_grad_workspace(const longhaul_flash_attention_grad_args* args);
+const char* longhaul_flash_attention_grad(const longhaul_flash_attention_grad_args* args,
+                                          void* workspace);
+
 /* KL of the normalised head sum to the softmax of the index scores, and its gradients. D is a
  * multiple of 32. A query's loss is 0 where its head sum is 0. */
 typedef struct longhaul_indexer_kl_loss_args {
