@@ -119,6 +119,48 @@ typedef struct longhaul_indexer_kl_loss_args {
 size_t longhaul_indexer_kl_loss_workspace(const longhaul_indexer_kl_loss_args* args);
 const char* longhaul_indexer_kl_loss(const longhaul_indexer_kl_loss_args* args, void* workspace);
 
+/* The sum over heads of an attention's probabilities, of S <= 128 queries of one row of the batch
+ * at L of its keys, which first_key and last_key count. D is a multiple of 32; Q is S rounded up to
+ * a multiple of 32. */
+typedef struct longhaul_attention_head_sum_args {
+  longhaul_dtype dtype; /* of query and key */
+  int64_t S, L, H, D, key_heads;
+  int64_t key_head_stride; /* from a head's keys to the next one's */
+  float scale;
+  const void* query;        /* [S, H, D] */
+  const void* key;          /* [key_heads, L, D] */
+  const float* softmax_max; /* [S, H], as longhaul_flash_attention gave them */
+  const float* softmax_sum; /* [S, H] */
+  const int64_t* first_key; /* [S] */
+  const int64_t* last_key;  /* [S] */
+  float* head_sum;          /* out [L, Q], 0 where a query does not see the key or is not there */
+} longhaul_attention_head_sum_args;
+
+size_t longhaul_attention_head_sum_workspace(const longhaul_attention_head_sum_args* args);
+const char* longhaul_attention_head_sum(const longhaul_attention_head_sum_args* args,
+                                        void* workspace);
+
+/* The loss of longhaul_indexer_kl_loss over all keys that a query sees, for queries and keys as in
+ * longhaul_attention_head_sum. */
+typedef struct longhaul_dense_indexer_kl_loss_args {
+  longhaul_dtype dtype; /* of query, key and d_query */
+  int64_t S, L, H, D;
+  const void* query;        /* [S, H, D] */
+  const void* key;          /* [L, D] */
+  const float* weights;     /* [S, H] */
+  const int64_t* first_key; /* [S] */
+  const int64_t* last_key;  /* [S] */
+  const float* head_sum;    /* [L, Q] */
+  float* loss;              /* out [S] */
+  void* d_query;            /* out [S, H, D], or null together with the next two */
+  float* d_key;             /* [L, D]; the gradient is added to it */
+  float* d_weights;         /* out [S, H] */
+} longhaul_dense_indexer_kl_loss_args;
+
+size_t longhaul_dense_indexer_kl_loss_workspace(const longhaul_dense_indexer_kl_loss_args* args);
+const char* longhaul_dense_indexer_kl_loss(const longhaul_dense_indexer_kl_loss_args* args,
+                                           void* workspace);
+
 /* FLOP/s that all threads reach with operands of the dtype in a loop on registers alone; looks for
  * that many seconds and takes the best. */
 double longhaul_kernels_peak_flops(longhaul_dtype dtype, double seconds);

@@ -80,6 +80,23 @@ const char* check(const longhaul_indexer_kl_loss_args& a) {
   return check_indices(a.indices, a.B * a.S, a.K, a.L);
 }
 
+const char* check(const longhaul_attention_head_sum_args& a) {
+  if (const char* wrong = check_sizes(1, a.S, a.L, a.H, a.D, 1)) return wrong;
+  if (a.S > 128) return "at most 128 queries";
+  if (a.D % 32 != 0) return "D must be a multiple of 32";
+  if (a.key_heads != 1 && a.key_heads != a.H) return "key_heads must be 1 or H";
+  return check_ranges(a.first_key, a.last_key, a.S, a.L);
+}
+
+const char* check(const longhaul_dense_indexer_kl_loss_args& a) {
+  if (const char* wrong = check_sizes(1, a.S, a.L, a.H, a.D, 1)) return wrong;
+  if (a.S > 128) return "at most 128 queries";
+  if (a.D % 32 != 0) return "D must be a multiple of 32";
+  const bool some = a.d_query || a.d_key || a.d_weights;
+  if (some && !(a.d_query && a.d_key && a.d_weights)) return "all three gradients or none";
+  return check_ranges(a.first_key, a.last_key, a.S, a.L);
+}
+
 const char* check(const longhaul_rms_norm_args& a) {
   if (a.rows < 0) return "rows must not be negative";
   return a.D < 1 ? "D must be at least 1" : nullptr;
@@ -189,6 +206,28 @@ size_t longhaul_indexer_kl_loss_workspace(const longhaul_indexer_kl_loss_args* a
 const char* longhaul_indexer_kl_loss(const longhaul_indexer_kl_loss_args* args, void* workspace) {
   if (const char* wrong = check(*args)) return wrong;
   kernels().indexer_kl_loss(*args, workspace);
+  return nullptr;
+}
+
+size_t longhaul_attention_head_sum_workspace(const longhaul_attention_head_sum_args* args) {
+  return kernels().attention_head_sum_workspace(*args);
+}
+
+const char* longhaul_attention_head_sum(const longhaul_attention_head_sum_args* args,
+                                        void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().attention_head_sum(*args, workspace);
+  return nullptr;
+}
+
+size_t longhaul_dense_indexer_kl_loss_workspace(const longhaul_dense_indexer_kl_loss_args* args) {
+  return kernels().dense_indexer_kl_loss_workspace(*args);
+}
+
+const char* longhaul_dense_indexer_kl_loss(const longhaul_dense_indexer_kl_loss_args* args,
+                                           void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().dense_indexer_kl_loss(*args, workspace);
   return nullptr;
 }
 

@@ -20,6 +20,10 @@ struct KernelTable {
   void (*flash_attention_grad)(const longhaul_flash_attention_grad_args&, void*);
   size_t (*indexer_kl_loss_workspace)(const longhaul_indexer_kl_loss_args&);
   void (*indexer_kl_loss)(const longhaul_indexer_kl_loss_args&, void*);
+  size_t (*attention_head_sum_workspace)(const longhaul_attention_head_sum_args&);
+  void (*attention_head_sum)(const longhaul_attention_head_sum_args&, void*);
+  size_t (*dense_indexer_kl_loss_workspace)(const longhaul_dense_indexer_kl_loss_args&);
+  void (*dense_indexer_kl_loss)(const longhaul_dense_indexer_kl_loss_args&, void*);
   double (*peak_flops)(longhaul_dtype, double seconds);
   void (*rms_norm)(const longhaul_rms_norm_args&);
   size_t (*rms_norm_grad_workspace)(const longhaul_rms_norm_grad_args&);
@@ -45,6 +49,10 @@ size_t flash_attention_grad_workspace(const longhaul_flash_attention_grad_args&)
 void flash_attention_grad(const longhaul_flash_attention_grad_args&, void* workspace);
 size_t indexer_kl_loss_workspace(const longhaul_indexer_kl_loss_args&);
 void indexer_kl_loss(const longhaul_indexer_kl_loss_args&, void* workspace);
+size_t attention_head_sum_workspace(const longhaul_attention_head_sum_args&);
+void attention_head_sum(const longhaul_attention_head_sum_args&, void* workspace);
+size_t dense_indexer_kl_loss_workspace(const longhaul_dense_indexer_kl_loss_args&);
+void dense_indexer_kl_loss(const longhaul_dense_indexer_kl_loss_args&, void* workspace);
 double peak_flops(longhaul_dtype, double seconds);
 void rms_norm(const longhaul_rms_norm_args&);
 size_t rms_norm_grad_workspace(const longhaul_rms_norm_grad_args&);

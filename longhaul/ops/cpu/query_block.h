@@ -127,4 +127,10 @@ LONGHAUL_INLINE void load_lse(const float* maxima, const float* sums, int64_t st
   for (int v = 0; v < kVectors; ++v) lse[v] = load(m + v * kLanes) + log2(load(s + v * kLanes));
 }
 
+// Calls f<T>().
+template <typename F>
+auto with_dtype(longhaul_dtype dtype, const F& f) {
+  return dtype == LONGHAUL_FLOAT32 ? f.template operator()<float>() : f.template operator()<bf16>();
+}
+
 }  // namespace longhaul::cpu::LONGHAUL_ISA

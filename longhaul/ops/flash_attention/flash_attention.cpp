@@ -3,31 +3,14 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "longhaul/ops/common.h"
-#include "longhaul/ops/cpu/tensors.h"
+#include "longhaul/ops/flash_attention/head_sum.h"
+#include "longhaul/ops/flash_attention/operands.h"
 
 namespace longhaul::ops {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-constexpr int64_t kColumns = 32;  // the kernels' rows are a multiple of it
-
-// Empty if the kernels cover the case.
-std::string why_not_fused(const Tensor& query, const Tensor& key, const Tensor& value) {
-  if (query.size(2) > 128) return "it has at most 128 heads";
-  if (key.scalar_type() != query.scalar_type() ||
-      (value.defined() && value.scalar_type() != query.scalar_type())) {
-    return "query, key and value differ in dtype";
-  }
-  return why_no_cpu_kernel(query);
-}
-
-// [B, L, H, D] or [B, L, D] as the kernels read keys: [B, heads, L, D], padded.
-Tensor by_head(const Tensor& x) {
-  if (!x.defined()) return x;
-  return pad_last(x.dim() == 4 ? x.transpose(1, 2) : x.unsqueeze(1), kColumns);
-}
 
 // Back to the layout of `like`, without padding.
 Tensor as_operand(const Tensor& x_BHLD, const Tensor& like) {
@@ -42,9 +25,9 @@ struct Operands {
 
   Operands(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& doc_start,
            const AttentionOptions& options)
-      : query_BSHD(pad_last(q, kColumns)),
-        key(by_head(k)),
-        value(by_head(v)),
+      : query_BSHD(pad_last(q, kKernelColumns)),
+        key(keys_by_head(k)),
+        value(v.defined() ? keys_by_head(v) : v),
         first_BS(doc_start.contiguous()),
         last_BS(at::arange(q.size(1), first_BS.options()).expand(first_BS.sizes()).contiguous()),
         args{.dtype = kernel_dtype(q),
@@ -53,7 +36,7 @@ struct Operands {
              .L = k.size(1),
              .H = q.size(2),
              .D = query_BSHD.size(3),
-             .V = round_up(v.defined() ? v.size(-1) : options.value_dim, kColumns),
+             .V = round_up(v.defined() ? v.size(-1) : options.value_dim, kKernelColumns),
              .key_heads = key.size(1),
              .scale = static_cast<float>(options.scale),
              .query = query_BSHD.const_data_ptr(),
@@ -75,7 +58,7 @@ struct FlashAttention : torch::autograd::Function<FlashAttention> {
     const int64_t B = query.size(0), S = query.size(1), H = query.size(2);
     const int64_t V = value.defined() ? value.size(-1) : options.value_dim;
     const auto fp32 = query.options().dtype(at::kFloat);
-    Tensor out = at::empty({B, S, H, round_up(V, kColumns)}, query.options());
+    Tensor out = at::empty({B, S, H, round_up(V, kKernelColumns)}, query.options());
     const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
     if (!query.is_meta() && out.numel() > 0) {
       Operands operands(query, key, value, doc_start, options);
@@ -105,8 +88,8 @@ struct FlashAttention : torch::autograd::Function<FlashAttention> {
     Operands operands(
         query, key, value, saved[3],
         {.scale = ctx->saved_data["scale"].toDouble(), .value_dim = saved[4].size(3)});
-    const Tensor out = pad_last(saved[4], kColumns);
-    const Tensor d_out = pad_last(grads[0].to(query.scalar_type()), kColumns);
+    const Tensor out = pad_last(saved[4], kKernelColumns);
+    const Tensor d_out = pad_last(grads[0].to(query.scalar_type()), kKernelColumns);
     const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
     const Tensor d_key = at::empty(operands.key.sizes(), key.options());
     Tensor d_value;
@@ -135,14 +118,32 @@ AttentionResult fused(const Tensor& query, const Tensor& key, const Tensor& valu
   const auto results = FlashAttention::apply(query, key, some_value, doc_start, options);
   AttentionResult result;
   result.out_BSHV = results[0];
-  if (options.return_statistics || options.return_head_sum) {
+  if (options.return_statistics) {
     result.softmax_max = results[1];
     result.softmax_sum = results[2];
+  }
+  if (options.return_head_sum) {
+    const HeadSums sums({.query_BSHD = query.detach(),
+                         .key = key.detach(),
+                         .softmax_max = results[1],
+                         .softmax_sum = results[2],
+                         .scale = options.scale},
+                        doc_start, Kernel::kFused);
+    result.head_sum = whole_head_sum(sums, doc_start, at::kFloat);
   }
   return result;
 }
 
 }  // namespace
+
+std::string why_no_fused_attention(const Tensor& query, const Tensor& key, const Tensor& value) {
+  if (query.size(2) > 128) return "it has at most 128 heads";
+  if (key.scalar_type() != query.scalar_type() ||
+      (value.defined() && value.scalar_type() != query.scalar_type())) {
+    return "query, key and value differ in dtype";
+  }
+  return why_no_cpu_kernel(query);
+}
 
 AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
                                 const Tensor& doc_start_BS, const AttentionOptions& options) {
@@ -152,9 +153,7 @@ AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, con
   LONGHAUL_CHECK(key.size(1) == S, "attention key: {} keys, expected one for each of {} queries",
                  key.size(1), S);
   if (options.kernel == Kernel::kFused) {
-    const std::string reason = options.return_head_sum
-                                   ? "it keeps no head sum of all queries at once"
-                                   : why_not_fused(query_BSHD, key, value);
+    const std::string reason = why_no_fused_attention(query_BSHD, key, value);
     if (reason.empty()) return fused(query_BSHD, key, value, doc_start_BS, options);
     report_fallback("flash_attention", reason);
   }

@@ -42,9 +42,4 @@ inline BlockView view_of(const longhaul_flash_attention_args& a, int64_t b, int6
   return {a.first_key + row, a.last_key + row, a.S - t0 < kBlock ? a.S - t0 : kBlock};
 }
 
-template <typename F>
-auto with_dtype(longhaul_dtype dtype, const F& f) {
-  return dtype == LONGHAUL_FLOAT32 ? f.template operator()<float>() : f.template operator()<bf16>();
-}
-
 }  // namespace longhaul::cpu::LONGHAUL_ISA

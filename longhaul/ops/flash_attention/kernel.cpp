@@ -122,18 +122,20 @@ class Forward {
     if (raised) scale_sums(sums_of(g), kGroup, a_.V, factors);
   }
 
-  // The tile's weights as operands, and their sums.
+  // The tile's weights as operands, and their sums: by tile first, which is more accurate.
   void exponentiate(Statistics& stats, int padded) {
+    Floats sums[kVectors] = {};
     for (int i = 0; i < padded; i += kPack<T>) {
       for (int v = 0; v < kVectors; ++v) {
         Floats e[kPack<T>];
         for (int u = 0; u < kPack<T>; ++u) {
           e[u] = exp2(load(buffers_.scores + (i + u) * kGroup + v * kLanes) - stats.max[v]);
-          stats.sum[v] += e[u];
+          sums[v] += e[u];
         }
         Layout::store_operand(buffers_.weights + i / kPack<T> * kGroup + v * kLanes, e);
       }
     }
+    for (int v = 0; v < kVectors; ++v) stats.sum[v] += sums[v];
   }
 
   void finish(int g, int64_t row, int64_t h, int64_t count) {
