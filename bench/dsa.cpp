@@ -1,8 +1,10 @@
 // Times the core of DeepSeek Sparse Attention, stage by stage, at one shape in bf16, and prints one
 // JSON object: seconds (medians), FLOPs, the peak of a loop on registers, bytes. bench/dsa.py calls
 // it:
-//   bench_dsa S H C R Hi Di K REPEATS fused|eager
-// eager: the reference operators, small ones of ATen in fp32 on the bf16 inputs.
+//   bench_dsa S H C R Hi Di K REPEATS fused|eager sparse|absorbed|expanded
+// eager: the reference operators, small ones of ATen in fp32 on the bf16 inputs. absorbed,
+// expanded: the dense warm-up instead, K is not used; expanded has keys of C + R and values of C
+// for each head.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -10,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <string>
 
 #include "include/longhaul/kernels.h"
 #include "longhaul/base/system.h"
@@ -25,17 +28,23 @@ using Clock = std::chrono::steady_clock;
 
 struct Shape {
   int64_t S, H, C, R, Hi, Di, K;
+  std::string form;
+
+  bool sparse() const { return form == "sparse"; }
+  bool expanded() const { return form == "expanded"; }
 };
 
 struct Inputs {
-  Tensor query, key, index_query, index_key, index_weights, doc_start, d_out;
+  Tensor query, key, value, index_query, index_key, index_weights, doc_start, d_out;
 };
 
 Inputs make_inputs(const Shape& s) {
   at::manual_seed(1);
   const auto normal = [](at::IntArrayRef sizes) { return at::randn(sizes).to(at::kBFloat16); };
-  return {.query = normal({1, s.S, s.H, s.C + s.R}),
-          .key = normal({1, s.S, s.C + s.R}),
+  const int64_t D = s.C + s.R;
+  return {.query = normal({1, s.S, s.H, D}),
+          .key = s.expanded() ? normal({1, s.S, s.H, D}) : normal({1, s.S, D}),
+          .value = s.expanded() ? normal({1, s.S, s.H, s.C}) : Tensor(),
           .index_query = normal({1, s.S, s.Hi, s.Di}),
           .index_key = normal({1, s.S, s.Di}),
           .index_weights = at::randn({1, s.S, s.Hi}) / std::sqrt(double(s.Hi * s.Di)),
@@ -49,83 +58,124 @@ double seconds_of(const std::function<void()>& stage) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-struct Times {
-  std::vector<double> select, attend, backward;
-};
-
 double median(std::vector<double> x) {
   std::sort(x.begin(), x.end());
   return x[x.size() / 2];
 }
 
+Tensor leaf(const Tensor& x) { return x.detach().set_requires_grad(true); }
+
+ops::IndexerInputs index_leaves(const Inputs& in) {
+  return {leaf(in.index_query), leaf(in.index_key), leaf(in.index_weights)};
+}
+
+void differentiate(const Tensor& loss, const ops::IndexerInputs& in) {
+  torch::autograd::grad({loss}, {in.query_BSHD, in.key_BSD, in.weights_BSH});
+}
+
+ops::AttentionOptions options(const Shape& s, ops::Kernel kernel) {
+  return {.scale = 1 / std::sqrt(double(s.C + s.R)), .value_dim = s.C, .kernel = kernel};
+}
+
+struct Stage {
+  const char* name;
+  double flops;  // multiplications and additions of the products
+  std::vector<double> seconds = {};
+};
+
 // Selection; attention with the head sum; then the loss with its gradients and attention's
 // backward.
-void run_once(const Shape& s, const Inputs& in, ops::Kernel kernel, Times& times) {
+void run_sparse(const Shape& s, const Inputs& in, ops::Kernel kernel, std::vector<Stage>& stages) {
   ops::IndexerSelection selection;
-  times.select.push_back(seconds_of([&] {
+  stages[0].seconds.push_back(seconds_of([&] {
     selection = ops::lightning_indexer(in.index_query, in.index_key, in.index_weights, in.doc_start,
                                        s.K, kernel);
   }));
-  const std::vector<Tensor> leaves = {in.query.detach().set_requires_grad(true),
-                                      in.key.detach().set_requires_grad(true)};
-  const ops::IndexerInputs indexer{in.index_query.detach().set_requires_grad(true),
-                                   in.index_key.detach().set_requires_grad(true),
-                                   in.index_weights.detach().set_requires_grad(true)};
+  const std::vector<Tensor> leaves = {leaf(in.query), leaf(in.key)};
+  const auto indexer = index_leaves(in);
+  auto with_sum = options(s, kernel);
+  with_sum.return_head_sum = true;
   ops::AttentionResult result;
-  times.attend.push_back(seconds_of([&] {
-    result = ops::sparse_flash_attention(leaves[0], leaves[1], {}, selection.indices_BSK,
-                                         {.scale = 1 / std::sqrt(double(s.C + s.R)),
-                                          .value_dim = s.C,
-                                          .return_head_sum = true,
-                                          .kernel = kernel});
+  stages[1].seconds.push_back(seconds_of([&] {
+    result = ops::sparse_flash_attention(leaves[0], leaves[1], {}, selection.indices_BSK, with_sum);
   }));
-  times.backward.push_back(seconds_of([&] {
+  stages[2].seconds.push_back(seconds_of([&] {
     const Tensor loss = ops::sparse_indexer_kl_loss(indexer, selection.indices_BSK, result.head_sum,
                                                     kernel, selection.scores_BSK);
     torch::autograd::grad({result.out_BSHV}, leaves, {in.d_out});
-    torch::autograd::grad({loss}, {indexer.query_BSHD, indexer.key_BSD, indexer.weights_BSH});
+    differentiate(loss, indexer);
   }));
 }
 
-struct Flops {
-  double select, attend, backward;
-};
+// Attention; its backward; the loss of the warm-up with its gradients, which makes the head sum.
+void run_dense(const Shape& s, const Inputs& in, ops::Kernel kernel, std::vector<Stage>& stages) {
+  std::vector<Tensor> leaves = {leaf(in.query), leaf(in.key)};
+  if (in.value.defined()) leaves.push_back(leaf(in.value));
+  const auto indexer = index_leaves(in);
+  auto with_statistics = options(s, kernel);
+  with_statistics.return_statistics = true;
+  ops::AttentionResult result;
+  stages[0].seconds.push_back(seconds_of([&] {
+    result = ops::flash_attention(leaves[0], leaves[1], in.value.defined() ? leaves[2] : Tensor(),
+                                  in.doc_start, with_statistics);
+  }));
+  stages[1].seconds.push_back(
+      seconds_of([&] { torch::autograd::grad({result.out_BSHV}, leaves, {in.d_out}); }));
+  stages[2].seconds.push_back(seconds_of([&] {
+    differentiate(ops::dense_indexer_kl_loss(indexer,
+                                             {.query_BSHD = in.query,
+                                              .key = in.key,
+                                              .softmax_max = result.softmax_max,
+                                              .softmax_sum = result.softmax_sum,
+                                              .scale = with_statistics.scale},
+                                             in.doc_start, {.kernel = kernel}),
+                  indexer);
+  }));
+}
 
-// Multiplications and additions of the products; selected pairs are what the sequence has.
-Flops count_flops(const Shape& s) {
+// Selected pairs are what the sequence has. The dense loss makes the attention's scores and the
+// indexer's products again: both count, as the scores in attention's backward do.
+std::vector<Stage> stages_of(const Shape& s) {
   const double pairs = 0.5 * double(s.S) * double(s.S + 1);
+  const double D = double(s.C + s.R), V = double(s.C), H = double(s.H), I = double(s.Hi * s.Di);
+  if (!s.sparse()) {
+    return {{"attend", 2 * H * (D + V) * pairs},
+            {"backward", 2 * H * (3 * D + 2 * V) * pairs},
+            {"loss", 2 * (H * D + 4 * I) * pairs}};
+  }
   const double full = double(std::min(s.K, s.S));
   const double selected = full * (full + 1) / 2 + (double(s.S) - full) * full;
-  const double D = double(s.C + s.R), V = double(s.C), H = double(s.H);
-  return {.select = 2 * double(s.Hi * s.Di) * pairs,
-          .attend = 2 * H * (D + V) * selected,
-          .backward = 2 * (H * (3 * D + 2 * V) + 3 * double(s.Hi * s.Di)) * selected};
+  return {{"select", 2 * I * pairs},
+          {"attend", 2 * H * (D + V) * selected},
+          {"backward", 2 * (H * (3 * D + 2 * V) + 3 * I) * selected}};
 }
 
 int64_t bytes_of(const Shape& s, const Inputs& in) {
-  int64_t bytes = 0;
-  for (const auto& x : {in.query, in.key, in.index_query, in.index_key, in.index_weights}) {
-    bytes += 2 * x.nbytes();  // and its gradient
+  int64_t bytes = 2 * in.d_out.nbytes() + (s.sparse() ? s.S * s.K * 4 : 0);  // output, indices
+  for (const auto& x :
+       {in.query, in.key, in.value, in.index_query, in.index_key, in.index_weights}) {
+    if (x.defined()) bytes += 2 * x.nbytes();  // and its gradient
   }
-  return bytes + 2 * in.d_out.nbytes() + s.S * s.K * 4;  // the output, its gradient, the indices
+  return bytes;
 }
 
 int run(const Shape& s, int repeats, ops::Kernel kernel) {
   const double peak = longhaul_kernels_peak_flops(LONGHAUL_BFLOAT16, /*seconds=*/0.5);
   const int64_t before = peak_memory_bytes();
   const Inputs in = make_inputs(s);
-  Times times;
-  run_once(s, in, kernel, times);  // warm-up
-  times = {};
-  for (int i = 0; i < repeats; ++i) run_once(s, in, kernel, times);
-  const Flops flops = count_flops(s);
-  fmt::print(
-      "{{\"isa\": \"{}\", \"peak_flops\": {}, \"io_bytes\": {}, \"memory_bytes\": {}, "
-      "\"select\": {}, \"attend\": {}, \"backward\": {}, \"select_flops\": {}, \"attend_flops\": "
-      "{}, \"backward_flops\": {}}}\n",
-      longhaul_kernels_isa(), peak, bytes_of(s, in), peak_memory_bytes() - before,
-      median(times.select), median(times.attend), median(times.backward), flops.select,
-      flops.attend, flops.backward);
+  auto stages = stages_of(s);
+  for (int i = 0; i <= repeats; ++i) {
+    s.sparse() ? run_sparse(s, in, kernel, stages) : run_dense(s, in, kernel, stages);
+    if (i > 0) continue;
+    for (auto& stage : stages) stage.seconds.clear();  // warm-up
+  }
+  fmt::print("{{\"isa\": \"{}\", \"peak_flops\": {}, \"io_bytes\": {}, \"memory_bytes\": {}",
+             longhaul_kernels_isa(), peak, bytes_of(s, in), peak_memory_bytes() - before);
+  for (const auto& stage : stages) {
+    fmt::print(", \"{0}\": {1}, \"{0}_flops\": {2}", stage.name, median(stage.seconds),
+               stage.flops);
+  }
+  fmt::print("}}\n");
   return 0;
 }
 
@@ -133,13 +183,14 @@ int run(const Shape& s, int repeats, ops::Kernel kernel) {
 }  // namespace longhaul
 
 int main(int argc, char** argv) {
-  if (argc != 10) {
-    fmt::print(stderr, "usage: bench_dsa S H C R Hi Di K REPEATS fused|eager\n");
+  if (argc != 11) {
+    fmt::print(stderr,
+               "usage: bench_dsa S H C R Hi Di K REPEATS fused|eager sparse|absorbed|expanded\n");
     return 2;
   }
   const auto number = [&](int i) { return std::stoll(argv[i]); };
   const longhaul::Shape shape{number(1), number(2), number(3), number(4),
-                              number(5), number(6), number(7)};
+                              number(5), number(6), number(7), argv[10]};
   const auto kernel = std::string(argv[9]) == "fused" ? longhaul::ops::Kernel::kFused
                                                       : longhaul::ops::Kernel::kReference;
   return longhaul::run(shape, static_cast<int>(number(8)), kernel);

@@ -68,6 +68,37 @@ size_t longhaul_sparse_attention_grad_workspace(const longhaul_sparse_attention_
 const char* longhaul_sparse_attention_grad(const longhaul_sparse_attention_grad_args* args,
                                            void* workspace);
 
+/* Attention over all keys that a query sees. key_heads is 1 (all heads share a row of keys, as in
+ * absorbed MLA) or H. D and V are multiples of 32. */
+typedef struct longhaul_flash_attention_args {
+  longhaul_dtype dtype; /* of query, key, value and out */
+  int64_t B, S, L, H, D, V, key_heads;
+  float scale;
+  const void* query;        /* [B, S, H, D] */
+  const void* key;          /* [B, key_heads, L, D] */
+  const void* value;        /* [B, key_heads, L, V]; null: the first V columns of the keys */
+  const int64_t* first_key; /* [B, S] */
+  const int64_t* last_key;  /* [B, S] */
+  void* out;                /* [B, S, H, V] */
+  float* softmax_max;       /* [B, S, H], natural base; 0 without a key */
+  float* softmax_sum;       /* [B, S, H]; 0 without a key */
+} longhaul_flash_attention_args;
+
+size_t longhaul_flash_attention_workspace(const longhaul_flash_attention_args* args);
+const char* longhaul_flash_attention(const longhaul_flash_attention_args* args, void* workspace);
+
+typedef struct longhaul_flash_attention_grad_args {
+  longhaul_flash_attention_args forward; /* as it was called, with its results */
+  const void* d_out;                     /* [B, S, H, V] */
+  void* d_query;                         /* out [B, S, H, D] */
+  void* d_key;                           /* out [B, key_heads, L, D] */
+  void* d_value;                         /* out [B, key_heads, L, V]; null without value */
+} longhaul_flash_attention_grad_args;
+
+size_t longhaul_flash_attention_grad_workspace(const longhaul_flash_attention_grad_args* args);
+const char* longhaul_flash_attention_grad(const longhaul_flash_attention_grad_args* args,
+                                          void* workspace);
+
 /* KL of the normalised head sum to the softmax of the index scores, and its gradients. D is a
  * multiple of 32. A query's loss is 0 where its head sum is 0. */
 typedef struct longhaul_indexer_kl_loss_args {
@@ -87,6 +118,48 @@ typedef struct longhaul_indexer_kl_loss_args {
 
 size_t longhaul_indexer_kl_loss_workspace(const longhaul_indexer_kl_loss_args* args);
 const char* longhaul_indexer_kl_loss(const longhaul_indexer_kl_loss_args* args, void* workspace);
+
+/* The sum over heads of an attention's probabilities, of S <= 128 queries of one row of the batch
+ * at L of its keys, which first_key and last_key count. D is a multiple of 32; Q is S rounded up to
+ * a multiple of 32. */
+typedef struct longhaul_attention_head_sum_args {
+  longhaul_dtype dtype; /* of query and key */
+  int64_t S, L, H, D, key_heads;
+  int64_t key_head_stride; /* from a head's keys to the next one's */
+  float scale;
+  const void* query;        /* [S, H, D] */
+  const void* key;          /* [key_heads, L, D] */
+  const float* softmax_max; /* [S, H], as longhaul_flash_attention gave them */
+  const float* softmax_sum; /* [S, H] */
+  const int64_t* first_key; /* [S] */
+  const int64_t* last_key;  /* [S] */
+  float* head_sum;          /* out [L, Q], 0 where a query does not see the key or is not there */
+} longhaul_attention_head_sum_args;
+
+size_t longhaul_attention_head_sum_workspace(const longhaul_attention_head_sum_args* args);
+const char* longhaul_attention_head_sum(const longhaul_attention_head_sum_args* args,
+                                        void* workspace);
+
+/* The loss of longhaul_indexer_kl_loss over all keys that a query sees, for queries and keys as in
+ * longhaul_attention_head_sum. */
+typedef struct longhaul_dense_indexer_kl_loss_args {
+  longhaul_dtype dtype; /* of query, key and d_query */
+  int64_t S, L, H, D;
+  const void* query;        /* [S, H, D] */
+  const void* key;          /* [L, D] */
+  const float* weights;     /* [S, H] */
+  const int64_t* first_key; /* [S] */
+  const int64_t* last_key;  /* [S] */
+  const float* head_sum;    /* [L, Q] */
+  float* loss;              /* out [S] */
+  void* d_query;            /* out [S, H, D], or null together with the next two */
+  float* d_key;             /* [L, D]; the gradient is added to it */
+  float* d_weights;         /* out [S, H] */
+} longhaul_dense_indexer_kl_loss_args;
+
+size_t longhaul_dense_indexer_kl_loss_workspace(const longhaul_dense_indexer_kl_loss_args* args);
+const char* longhaul_dense_indexer_kl_loss(const longhaul_dense_indexer_kl_loss_args* args,
+                                           void* workspace);
 
 /* FLOP/s that all threads reach with operands of the dtype in a loop on registers alone; looks for
  * that many seconds and takes the best. */

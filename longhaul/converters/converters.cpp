@@ -14,7 +14,9 @@ std::string dtype_unmet(const Properties& properties) {
 }
 
 std::string dsa_unmet(const Properties& properties) {
-  if (!properties.absorbed_mla) return "model.mla_form = \"absorbed\"";
+  if (properties.sparse_attention && !properties.absorbed_mla) {
+    return "model.mla_form = \"absorbed\" with dsa.stage = \"sparse\"";
+  }
   return dtype_unmet(properties);
 }
 
@@ -39,7 +41,7 @@ const std::vector<Converter>& registry() {
   static const std::vector<Converter> all = {
       {.name = "dsa",
        .operation = "dsa",
-       .replaces = "indexer scores and top-k, sparse attention, the indexer's loss",
+       .replaces = "indexer scores and top-k, sparse and dense attention, the indexer's loss",
        .unmet = dsa_unmet},
       {.name = "rms_norm", .operation = "rms_norm", .replaces = "RMSNorm", .unmet = dtype_unmet},
       {.name = "rope",

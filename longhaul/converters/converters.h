@@ -15,6 +15,7 @@ namespace longhaul::converters {
 struct Properties {
   at::ScalarType compute_dtype = at::kFloat;
   bool absorbed_mla = true;
+  bool sparse_attention = true;  // else dense: no indexer, or one that warms up
 };
 
 struct Converter {

@@ -98,6 +98,37 @@ TEST_F(TrainCommand, ConvertersTrainTheSameModel) {
   }
 }
 
+// Dense attention has fused kernels in both forms; a model without an indexer too.
+TEST_F(TrainCommand, ConvertersTrainTheSameModelInTheDenseStages) {
+  for (const std::string stage : {"dense_warmup", "off"}) {
+    const auto folder = [&](const std::string& name) { return stage + "_" + name; };
+    const auto run_as = [&](const std::string& name, Words words) {
+      for (const auto& word : {std::string("--dsa.stage"), stage, std::string("--job.dump_folder"),
+                               folder(name), std::string("--training.steps"), std::string("3")}) {
+        words.push_back(word);
+      }
+      const auto result = train_only(words);
+      expect_trained(result);
+      EXPECT_THAT(result.err, Not(HasSubstr("fused kernel is not used"))) << name;
+    };
+    run_as("plain", {});
+    const auto expected = metrics(folder("plain"));
+    for (const std::string form : {"absorbed", "expanded"}) {
+      run_as(form, {"--model.converters", "dsa", "--model.mla_form", form});
+      const auto actual = metrics(folder(form));
+      ASSERT_EQ(actual.size(), expected.size());
+      for (size_t i = 0; i < expected.size(); ++i) {
+        for (const auto& [key, value] : expected[i].items()) {
+          if (key != "loss" && key != "indexer_loss" && key != "grad_norm") continue;
+          // fp32 sums in another order: 1e-6, which grows from step to step.
+          const double x = value.get<double>();
+          EXPECT_NEAR(actual[i][key].get<double>(), x, 1e-4 * x + 1e-7) << form << " " << key;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(TrainCommand, ConvertersThatCannotBeApplied) {
   const auto refused = [&](const Words& more, const std::string& part) {
     Words words = {"--model.converters", "dsa"};
@@ -213,7 +244,9 @@ TEST_F(TrainCommand, AFinishedRunSaysSoAndStaysAsItIs) {
   const std::string before = slurp(path("run/metrics.jsonl"));
   const auto again = train();
   EXPECT_EQ(again.status, 0);
-  EXPECT_THAT(again.err, HasSubstr("nothing to do: training.steps is 6 and step 6 is already in run/checkpoint"));
+  EXPECT_THAT(
+      again.err,
+      HasSubstr("nothing to do: training.steps is 6 and step 6 is already in run/checkpoint"));
   EXPECT_EQ(slurp(path("run/metrics.jsonl")), before);
 }
 

@@ -116,6 +116,26 @@ TEST_P(DsaVectors, DenseWithTheReferencesEpsilon) {
   compare("dense", result, kl_with_epsilon(result.head_sum));
 }
 
+// As the model does it: the loss makes the head sum itself, block by block.
+TEST_P(DsaVectors, DenseInBlocks) {
+  for (const auto kernel : {ops::Kernel::kReference, ops::Kernel::kFused}) {
+    if (kernel == ops::Kernel::kFused && dtype() == at::kDouble) continue;  // there is none
+    for (auto& [name, leaf] : leaves_) leaf.mutable_grad() = at::Tensor();
+    options_.kernel = kernel;
+    options_.return_head_sum = false;
+    const auto result =
+        ops::flash_attention(leaves_["q"], leaves_["k"], leaves_["v"], starts_, options_);
+    const auto loss = ops::dense_indexer_kl_loss(indexer(),
+                                                 {.query_BSHD = leaves_["q"],
+                                                  .key = leaves_["k"],
+                                                  .softmax_max = result.softmax_max,
+                                                  .softmax_sum = result.softmax_sum,
+                                                  .scale = options_.scale},
+                                                 starts_, {.kernel = kernel});
+    compare("dense", result, loss);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, DsaVectors,
                          ::testing::Combine(::testing::Values(0, 1, 2),
                                             ::testing::Values(at::kFloat, at::kDouble)));

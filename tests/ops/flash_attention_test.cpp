@@ -137,7 +137,7 @@ TEST(FlashAttention, BadInput) {
   EXPECT_THAT(call({2, 5, 3, 4}, {2, 5, 3, 4}, {2, 5, 3}, {2, 5}),
               HasSubstr("attention value: expected [2 x 5 x 3 x any], got [2 x 5 x 3]"));
   EXPECT_THAT(call({2, 5, 3, 4}, {2, 5, 4}, {2, 5, 3}, {2, 6}),
-              HasSubstr("attention mask: expected [2 x 5 x 5], got [2 x 6 x 6]"));
+              HasSubstr("attention doc_start: expected [2 x 5], got [2 x 6]"));
 }
 
 }  // namespace

@@ -152,6 +152,50 @@ void run_attention(const Shape& s, Arrays& arrays) {
   arrays.run(longhaul_sparse_attention_grad, longhaul_sparse_attention_grad_workspace, args);
 }
 
+// Each query sees some run of keys, or none.
+struct Visible {
+  std::vector<int64_t> first, last;
+
+  Visible(int64_t rows, int64_t L, std::mt19937_64& random) {
+    for (int64_t i = 0; i < rows; ++i) {
+      first.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(L)));
+      last.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(L)));
+    }
+  }
+};
+
+void run_dense_attention(const Shape& s, Arrays& arrays) {
+  const int64_t rows = s.B * s.S;
+  const bool by_head = arrays.random()() % 2, values = by_head || arrays.random()() % 2;
+  const int64_t heads = by_head ? s.H : 1, keys = s.B * heads * s.L;
+  const Visible visible(rows, s.L, arrays.random());
+  longhaul_flash_attention_grad_args args = {};
+  auto& a = args.forward;
+  a = {.dtype = s.dtype,
+       .B = s.B,
+       .S = s.S,
+       .L = s.L,
+       .H = s.H,
+       .D = s.D,
+       .V = s.V,
+       .key_heads = heads,
+       .scale = 0.2F,
+       .query = arrays.numbers(s.dtype, rows * s.H * s.D),
+       .key = arrays.numbers(s.dtype, keys * s.D),
+       .value = values ? arrays.numbers(s.dtype, keys * s.V) : nullptr,
+       .first_key = visible.first.data(),
+       .last_key = visible.last.data(),
+       .out = arrays.result(s.dtype, rows * s.H * s.V),
+       .softmax_max = arrays.result_floats(rows * s.H),
+       .softmax_sum = arrays.result_floats(rows * s.H)};
+  args.d_out = arrays.numbers(s.dtype, rows * s.H * s.V);
+  args.d_query = arrays.result(s.dtype, rows * s.H * s.D);
+  args.d_key = arrays.result(s.dtype, keys * s.D);
+  args.d_value = values ? arrays.result(s.dtype, keys * s.V) : nullptr;
+  arrays.run(longhaul_flash_attention, longhaul_flash_attention_workspace, a);
+  arrays.run(longhaul_flash_attention_grad, longhaul_flash_attention_grad_workspace, args);
+}
+
 void run_loss(const Shape& s, Arrays& arrays) {
   const int64_t rows = s.B * s.S;
   const bool gradients = arrays.random()() % 4 != 0, scores = arrays.random()() % 2 != 0;
@@ -202,6 +246,49 @@ void run_indexer(const Shape& s, Arrays& arrays) {
   arrays.run(longhaul_lightning_indexer, longhaul_lightning_indexer_workspace, a);
 }
 
+// A block of up to 128 queries.
+void run_dense_loss(const Shape& s, Arrays& arrays) {
+  const int64_t S = s.S * s.B, Q = (S + 31) / 32 * 32;
+  const bool by_head = arrays.random()() % 2, gradients = arrays.random()() % 4 != 0;
+  const int64_t heads = by_head ? s.H : 1;
+  const Visible visible(S, s.L, arrays.random());
+  const longhaul_attention_head_sum_args sum = {.dtype = s.dtype,
+                                                .S = S,
+                                                .L = s.L,
+                                                .H = s.H,
+                                                .D = s.D,
+                                                .key_heads = heads,
+                                                .key_head_stride = s.L * s.D,
+                                                .scale = 0.2F,
+                                                .query = arrays.numbers(s.dtype, S * s.H * s.D),
+                                                .key = arrays.numbers(s.dtype, heads * s.L * s.D),
+                                                .softmax_max = arrays.floats(S * s.H, 2, 3),
+                                                .softmax_sum = arrays.floats(S * s.H, 1, 9),
+                                                .first_key = visible.first.data(),
+                                                .last_key = visible.last.data(),
+                                                .head_sum = arrays.result_floats(s.L * Q)};
+  arrays.run(longhaul_attention_head_sum, longhaul_attention_head_sum_workspace, sum);
+  float* d_key = gradients ? arrays.result_floats(s.L * s.V) : nullptr;
+  if (d_key) std::fill_n(d_key, s.L * s.V, 1.0F);  // it is added to
+  const longhaul_dense_indexer_kl_loss_args loss = {
+      .dtype = s.dtype,
+      .S = S,
+      .L = s.L,
+      .H = s.H,
+      .D = s.V,
+      .query = arrays.numbers(s.dtype, S * s.H * s.V),
+      .key = arrays.numbers(s.dtype, s.L * s.V),
+      .weights = arrays.floats(S * s.H),
+      .first_key = visible.first.data(),
+      .last_key = visible.last.data(),
+      .head_sum = sum.head_sum,
+      .loss = arrays.result_floats(S),
+      .d_query = gradients ? arrays.result(s.dtype, S * s.H * s.V) : nullptr,
+      .d_key = d_key,
+      .d_weights = gradients ? arrays.result_floats(S * s.H) : nullptr};
+  arrays.run(longhaul_dense_indexer_kl_loss, longhaul_dense_indexer_kl_loss_workspace, loss);
+}
+
 using RunFunction = void (*)(const Shape&, Arrays&);
 
 class FusedMemory : public FusedKernels<RunFunction> {};
@@ -223,7 +310,8 @@ TEST_P(FusedMemory, RandomShapesAndIndices) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, FusedMemory,
-                         ::testing::Values(run_attention, run_loss, run_indexer));
+                         ::testing::Values(run_attention, run_loss, run_indexer,
+                                           run_dense_attention, run_dense_loss));
 
 }  // namespace
 }  // namespace longhaul::testing

@@ -54,10 +54,8 @@ Attention::Attention(int64_t layer, const ModelConfig& config, const ModelSettin
   add_child("kv_b_proj", kv_b_proj_);
   add_child("o_proj", o_proj_);
   add_kernel("rope", rope_kernel_);
-  if (config.has_indexer()) {
-    add_child("indexer", indexer_.emplace(config, settings, spec));
-    add_kernel("dsa", dsa_kernel_);
-  }
+  add_kernel("dsa", dsa_kernel_);
+  if (config.has_indexer()) add_child("indexer", indexer_.emplace(config, settings, spec));
 }
 
 Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
@@ -102,7 +100,12 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
       o_proj_.forward(values_BSHV.reshape({x_BSD.size(0), x_BSD.size(1), heads_ * value_}));
   if (ctx.probe) ctx.probe("attn_out", layer_, out);
   if (!learn) return out;
-  return attach_indexer_loss(out, indexer_inputs, selection, result.head_sum, sequence, ctx);
+  const Tensor loss =
+      stage_ == IndexerStage::kSparse
+          ? ops::sparse_indexer_kl_loss(indexer_inputs, selection.indices_BSK, result.head_sum,
+                                        dsa_kernel_, selection.scores_BSK)
+          : dense_indexer_loss(indexer_inputs, operands, result, sequence);
+  return attach_indexer_loss(out, loss, sequence, ctx);
 }
 
 Attention::Queries Attention::project_queries(const Tensor& x_BSD, const RopeTable& rope) const {
@@ -151,9 +154,13 @@ Tensor Attention::values_from_latents(const Tensor& latents_BSHC) const {
 
 ops::AttentionResult Attention::attend(const Operands& operands, const Tensor& indices,
                                        const Sequence& sequence, bool for_indexer) const {
-  const ops::AttentionOptions options{
-      .scale = scale_, .value_dim = latent_, .return_head_sum = for_indexer, .kernel = dsa_kernel_};
-  if (indices.defined()) {
+  const bool sparse = indices.defined();
+  const ops::AttentionOptions options{.scale = scale_,
+                                      .value_dim = latent_,
+                                      .return_head_sum = for_indexer && sparse,
+                                      .return_statistics = for_indexer && !sparse,
+                                      .kernel = dsa_kernel_};
+  if (sparse) {
     return ops::sparse_flash_attention(operands.query, operands.key, operands.value, indices,
                                        options);
   }
@@ -161,15 +168,20 @@ ops::AttentionResult Attention::attend(const Operands& operands, const Tensor& i
                               sequence.slots->doc_start, options);
 }
 
-Tensor Attention::attach_indexer_loss(const Tensor& out, const ops::IndexerInputs& inputs,
-                                      const ops::IndexerSelection& selection,
-                                      const Tensor& head_sum, const Sequence& sequence,
-                                      const ForwardContext& ctx) const {
-  const Tensor sum =
-      selection.indices_BSK.defined()
-          ? ops::sparse_indexer_kl_loss(inputs, selection.indices_BSK, head_sum, dsa_kernel_,
-                                        selection.scores_BSK)
-          : ops::dense_indexer_kl_loss(inputs, sequence.slots->doc_start, head_sum, dsa_kernel_);
+Tensor Attention::dense_indexer_loss(const ops::IndexerInputs& inputs, const Operands& operands,
+                                     const ops::AttentionResult& attention,
+                                     const Sequence& sequence) const {
+  return ops::dense_indexer_kl_loss(inputs,
+                                    {.query_BSHD = operands.query,
+                                     .key = operands.key,
+                                     .softmax_max = attention.softmax_max,
+                                     .softmax_sum = attention.softmax_sum,
+                                     .scale = scale_},
+                                    sequence.slots->doc_start, {.kernel = dsa_kernel_});
+}
+
+Tensor Attention::attach_indexer_loss(const Tensor& out, const Tensor& sum,
+                                      const Sequence& sequence, const ForwardContext& ctx) const {
   const Tensor loss = sum / static_cast<double>(std::max<int64_t>(sequence.global_tokens, 1));
   if (ctx.recording()) accumulate(ctx.stats->indexer_loss, layer_, loss);
   return nn::attach_loss(out, loss * indexer_loss_coeff_);

@@ -42,9 +42,11 @@ class Attention : public nn::Module {
 
   ops::AttentionResult attend(const Operands& operands, const Tensor& indices,
                               const Sequence& sequence, bool for_indexer) const;
-  Tensor attach_indexer_loss(const Tensor& out, const ops::IndexerInputs& inputs,
-                             const ops::IndexerSelection& selection, const Tensor& head_sum,
-                             const Sequence& sequence, const ForwardContext& ctx) const;
+  // Summed over the queries, over all visible keys.
+  Tensor dense_indexer_loss(const ops::IndexerInputs& inputs, const Operands& operands,
+                            const ops::AttentionResult& attention, const Sequence& sequence) const;
+  Tensor attach_indexer_loss(const Tensor& out, const Tensor& sum, const Sequence& sequence,
+                             const ForwardContext& ctx) const;
 
   int64_t layer_, heads_, nope_, rope_, value_, latent_;
   double scale_, indexer_loss_coeff_;

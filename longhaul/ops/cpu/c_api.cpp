@@ -33,10 +33,11 @@ const char* check_indices(const int32_t* indices, int64_t rows, int64_t K, int64
   return wrong ? "an index is outside -1 .. L - 1" : nullptr;
 }
 
-const char* check_ranges(const longhaul_lightning_indexer_args& a) {
-  for (int64_t i = 0; i < a.B * a.S; ++i) {
-    const bool none = a.first_key[i] > a.last_key[i];
-    if (!none && (a.first_key[i] < 0 || a.last_key[i] >= a.L)) {
+const char* check_ranges(const int64_t* first_key, const int64_t* last_key, int64_t rows,
+                         int64_t L) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const bool none = first_key[i] > last_key[i];
+    if (!none && (first_key[i] < 0 || last_key[i] >= L)) {
       return "first_key and last_key must lie in 0 .. L - 1";
     }
   }
@@ -46,7 +47,7 @@ const char* check_ranges(const longhaul_lightning_indexer_args& a) {
 const char* check(const longhaul_lightning_indexer_args& a) {
   if (const char* wrong = check_sizes(a.B, a.S, a.L, a.H, a.D, a.K)) return wrong;
   if (a.dtype == LONGHAUL_BFLOAT16 && a.D % 2 != 0) return "D must be even for bf16";
-  return check_ranges(a);
+  return check_ranges(a.first_key, a.last_key, a.B * a.S, a.L);
 }
 
 const char* check(const longhaul_sparse_attention_args& a) {
@@ -56,12 +57,44 @@ const char* check(const longhaul_sparse_attention_args& a) {
   return check_indices(a.indices, a.B * a.S, a.K, a.L);
 }
 
+const char* check(const longhaul_flash_attention_args& a) {
+  if (const char* wrong = check_sizes(a.B, a.S, a.L, a.H, a.D, 1)) return wrong;
+  if (a.D % 32 != 0 || a.V % 32 != 0) return "D and V must be multiples of 32";
+  if (a.V < 1 || (!a.value && a.V > a.D)) return "V must be at least 1, without values at most D";
+  if (a.key_heads != 1 && a.key_heads != a.H) return "key_heads must be 1 or H";
+  return check_ranges(a.first_key, a.last_key, a.B * a.S, a.L);
+}
+
+const char* check(const longhaul_flash_attention_grad_args& a) {
+  if ((a.forward.value == nullptr) != (a.d_value == nullptr)) {
+    return "value and d_value, or none of the two";
+  }
+  return check(a.forward);
+}
+
 const char* check(const longhaul_indexer_kl_loss_args& a) {
   if (const char* wrong = check_sizes(a.B, a.S, a.L, a.H, a.D, a.K)) return wrong;
   if (a.D % 32 != 0) return "D must be a multiple of 32";
   const bool some = a.d_query || a.d_key || a.d_weights;
   if (some && !(a.d_query && a.d_key && a.d_weights)) return "all three gradients or none";
   return check_indices(a.indices, a.B * a.S, a.K, a.L);
+}
+
+const char* check(const longhaul_attention_head_sum_args& a) {
+  if (const char* wrong = check_sizes(1, a.S, a.L, a.H, a.D, 1)) return wrong;
+  if (a.S > 128) return "at most 128 queries";
+  if (a.D % 32 != 0) return "D must be a multiple of 32";
+  if (a.key_heads != 1 && a.key_heads != a.H) return "key_heads must be 1 or H";
+  return check_ranges(a.first_key, a.last_key, a.S, a.L);
+}
+
+const char* check(const longhaul_dense_indexer_kl_loss_args& a) {
+  if (const char* wrong = check_sizes(1, a.S, a.L, a.H, a.D, 1)) return wrong;
+  if (a.S > 128) return "at most 128 queries";
+  if (a.D % 32 != 0) return "D must be a multiple of 32";
+  const bool some = a.d_query || a.d_key || a.d_weights;
+  if (some && !(a.d_query && a.d_key && a.d_weights)) return "all three gradients or none";
+  return check_ranges(a.first_key, a.last_key, a.S, a.L);
 }
 
 const char* check(const longhaul_rms_norm_args& a) {
@@ -145,6 +178,27 @@ const char* longhaul_sparse_attention_grad(const longhaul_sparse_attention_grad_
   return nullptr;
 }
 
+size_t longhaul_flash_attention_workspace(const longhaul_flash_attention_args* args) {
+  return kernels().flash_attention_workspace(*args);
+}
+
+const char* longhaul_flash_attention(const longhaul_flash_attention_args* args, void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().flash_attention(*args, workspace);
+  return nullptr;
+}
+
+size_t longhaul_flash_attention_grad_workspace(const longhaul_flash_attention_grad_args* args) {
+  return kernels().flash_attention_grad_workspace(*args);
+}
+
+const char* longhaul_flash_attention_grad(const longhaul_flash_attention_grad_args* args,
+                                          void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().flash_attention_grad(*args, workspace);
+  return nullptr;
+}
+
 size_t longhaul_indexer_kl_loss_workspace(const longhaul_indexer_kl_loss_args* args) {
   return kernels().indexer_kl_loss_workspace(*args);
 }
@@ -152,6 +206,28 @@ size_t longhaul_indexer_kl_loss_workspace(const longhaul_indexer_kl_loss_args* a
 const char* longhaul_indexer_kl_loss(const longhaul_indexer_kl_loss_args* args, void* workspace) {
   if (const char* wrong = check(*args)) return wrong;
   kernels().indexer_kl_loss(*args, workspace);
+  return nullptr;
+}
+
+size_t longhaul_attention_head_sum_workspace(const longhaul_attention_head_sum_args* args) {
+  return kernels().attention_head_sum_workspace(*args);
+}
+
+const char* longhaul_attention_head_sum(const longhaul_attention_head_sum_args* args,
+                                        void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().attention_head_sum(*args, workspace);
+  return nullptr;
+}
+
+size_t longhaul_dense_indexer_kl_loss_workspace(const longhaul_dense_indexer_kl_loss_args* args) {
+  return kernels().dense_indexer_kl_loss_workspace(*args);
+}
+
+const char* longhaul_dense_indexer_kl_loss(const longhaul_dense_indexer_kl_loss_args* args,
+                                           void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().dense_indexer_kl_loss(*args, workspace);
   return nullptr;
 }
 

@@ -132,28 +132,11 @@ struct RowScatter {
   template <typename T>
   void add_query(const KeyList& list, const int32_t* row_weights, int64_t from, int64_t to,
                  const RowTerm* mine, float* no_row_of_thread) const {
-    constexpr int kRows = 4;
-    // Columns that a later term does not reach come last: terms are ordered from wide to narrow.
-    for (int64_t column = 0; column < D;) {
-      int active = num_terms;
-      while (mine[active - 1].D <= column) --active;
-      const bool wide = mine[active - 1].D - column >= 64;
-      for (int64_t j = from; j < to; j += kRows) {
-        float* rows[kRows];
-        const int32_t* row_words[kRows];
-        for (int r = 0; r < kRows; ++r) {
-          const bool there = j + r < to;
-          rows[r] = there ? sums + list.keys[j + r] * D : no_row_of_thread + r * D;
-          row_words[r] = there ? row_weights + (j + r) * weight_words : no_weights;
-        }
-        if (wide) {
-          add_heads_to_rows<T, kRows, 4>(rows, row_words, mine, active, column);
-        } else {
-          add_heads_to_rows<T, kRows, 2>(rows, row_words, mine, active, column);
-        }
-      }
-      column += wide ? 64 : 32;
-    }
+    add_terms<T>(mine, num_terms, D, to - from, no_row_of_thread, no_weights,
+                 [&](int64_t j, float*& row, const int32_t*& words) {
+                   row = sums + list.keys[from + j] * D;
+                   words = row_weights + (from + j) * weight_words;
+                 });
   }
 };
 

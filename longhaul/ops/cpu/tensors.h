@@ -24,14 +24,33 @@ inline longhaul_dtype kernel_dtype(const at::Tensor& x) {
   return x.scalar_type() == at::kBFloat16 ? LONGHAUL_BFLOAT16 : LONGHAUL_FLOAT32;
 }
 
-// Calls a kernel of include/longhaul/kernels.h with its workspace; throws Error with what it says.
+// A workspace that many calls share: it grows, by a quarter at least, to what the largest needs.
+// Calls kernels of include/longhaul/kernels.h; throws Error with what they say.
+class KernelMemory {
+ public:
+  template <typename Args>
+  void run(const char* op, const char* (*kernel)(const Args*, void*),
+           size_t (*workspace)(const Args*), const Args& args) {
+    const auto bytes = static_cast<int64_t>(workspace(&args));
+    if (size_ < bytes) {
+      memory_.reset();  // before the larger one is there
+      size_ = std::max(bytes, size_ + size_ / 4);
+      memory_ = at::empty({size_}, at::kByte);
+    }
+    const char* wrong = kernel(&args, memory_.data_ptr());
+    LONGHAUL_CHECK(!wrong, "{}: {}", op, wrong ? wrong : "");
+  }
+
+ private:
+  at::Tensor memory_;
+  int64_t size_ = 0;
+};
+
+// A call with a workspace of its own.
 template <typename Args>
 void run_kernel(const char* op, const char* (*kernel)(const Args*, void*),
                 size_t (*workspace)(const Args*), const Args& args) {
-  const auto bytes = static_cast<int64_t>(workspace(&args));
-  const at::Tensor memory = at::empty({bytes}, at::kByte);
-  const char* wrong = kernel(&args, memory.data_ptr());
-  LONGHAUL_CHECK(!wrong, "{}: {}", op, wrong ? wrong : "");
+  KernelMemory().run(op, kernel, workspace, args);
 }
 
 // The same for a kernel without a workspace.

@@ -266,4 +266,32 @@ LONGHAUL_INLINE void add_heads_to_rows(float* const* rows, const int32_t* const*
   }
 }
 
+// The same for `count` rows and all D columns of them, four rows at a time: locate(j, row, weights)
+// points at those of row j. Terms are ordered from wide to narrow. For rows that are not there:
+// no_row [4][D] takes what is added, no_weights is a row of zeros.
+template <typename T, typename F>
+LONGHAUL_INLINE void add_terms(const RowTerm* terms, int num_terms, int64_t D, int64_t count,
+                               float* no_row, const int32_t* no_weights, const F& locate) {
+  constexpr int kRowsAtOnce = 4;
+  for (int64_t column = 0; column < D;) {
+    int active = num_terms;
+    while (terms[active - 1].D <= column) --active;
+    const bool wide = terms[active - 1].D - column >= 64;
+    for (int64_t j = 0; j < count; j += kRowsAtOnce) {
+      float* rows[kRowsAtOnce];
+      const int32_t* weights[kRowsAtOnce];
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        rows[r] = no_row + r * D, weights[r] = no_weights;
+        if (j + r < count) locate(j + r, rows[r], weights[r]);
+      }
+      if (wide) {
+        add_heads_to_rows<T, kRowsAtOnce, 4>(rows, weights, terms, active, column);
+      } else {
+        add_heads_to_rows<T, kRowsAtOnce, 2>(rows, weights, terms, active, column);
+      }
+    }
+    column += wide ? 64 : 32;
+  }
+}
+
 }  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -4,6 +4,9 @@
 // row for each head (key [B, S, H, D], value [B, S, H, V]). query [B, S, H, D]; out [B, S, H, V] in
 // the dtype of query. Scores, softmax and sums are fp32 (fp64 for fp64). A query that sees no key
 // gives 0 and gets no gradient. Visibility: see ops/common.h.
+// Fused: forward and backward in tiles of keys, nothing of size S x S. With delta_h = sum over
+// columns of d_out out:
+//   dS = P (d_out . v - delta) scale,   dq += dS k,   dk += dS q,   dv += P d_out
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,9 +38,18 @@ struct AttentionResult {
 AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
                                 const Tensor& doc_start_BS, const AttentionOptions& options);
 
+// The definition, in plain ATen: masked_attention with what is visible as a mask.
+AttentionResult flash_attention_reference(const Tensor& query_BSHD, const Tensor& key,
+                                          const Tensor& value, const Tensor& doc_start_BS,
+                                          const AttentionOptions& options);
+
 // The reference for any mask [B, S, S] (true: attend). Dense and sparse attention are defined by
 // it.
 AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
                                  const Tensor& mask_BSS, const AttentionOptions& options);
+
+// Throws Error, naming the tensor, unless the shapes are those of the two forms above.
+void check_attention_operands(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
+                              const AttentionOptions& options);
 
 }  // namespace longhaul::ops

@@ -42,18 +42,6 @@ struct KeysByHead {
   }
 };
 
-void check_operands(const Tensor& q, const Tensor& key, const Tensor& value) {
-  check_dims(q, 4, "attention query");
-  const int64_t B = q.size(0), H = q.size(2), D = q.size(3);
-  if (key.dim() == 3) {
-    check_shape(key, {B, kAnySize, D}, "attention key");
-    check_shape(value, {B, key.size(1), kAnySize}, "attention value");
-  } else {
-    check_shape(key, {B, kAnySize, H, D}, "attention key");
-    check_shape(value, {B, key.size(1), H, kAnySize}, "attention value");
-  }
-}
-
 template <typename Keys>
 AttentionResult attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_BSS,
                        const AttentionOptions& options) {
@@ -100,18 +88,33 @@ AttentionResult joined(const std::vector<AttentionResult>& blocks) {
 
 }  // namespace
 
-AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key,
-                                 const Tensor& separate_value, const Tensor& mask_BSS,
-                                 const AttentionOptions& options) {
-  Tensor value = separate_value;
+void check_attention_operands(const Tensor& q, const Tensor& key, const Tensor& value,
+                              const AttentionOptions& options) {
+  check_dims(q, 4, "attention query");
+  const int64_t B = q.size(0), H = q.size(2), D = q.size(3);
+  if (key.dim() == 3) {
+    check_shape(key, {B, kAnySize, D}, "attention key");
+  } else {
+    check_shape(key, {B, kAnySize, H, D}, "attention key");
+  }
   if (!value.defined()) {
-    LONGHAUL_CHECK(key.dim() == 3 && options.value_dim >= 1 && options.value_dim <= key.size(2),
+    LONGHAUL_CHECK(key.dim() == 3 && options.value_dim >= 1 && options.value_dim <= D,
                    "attention without a value tensor: value_dim is {}, the key is {}; the values "
                    "are the first value_dim columns of a key [B, S, D]",
                    options.value_dim, shape_text(key));
-    value = key.narrow(2, 0, options.value_dim);
+  } else if (key.dim() == 3) {
+    check_shape(value, {B, key.size(1), kAnySize}, "attention value");
+  } else {
+    check_shape(value, {B, key.size(1), H, kAnySize}, "attention value");
   }
-  check_operands(query_BSHD, key, value);
+}
+
+AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key,
+                                 const Tensor& separate_value, const Tensor& mask_BSS,
+                                 const AttentionOptions& options) {
+  check_attention_operands(query_BSHD, key, separate_value, options);
+  const Tensor value =
+      separate_value.defined() ? separate_value : key.narrow(2, 0, options.value_dim);
   const int64_t S = query_BSHD.size(1), L = key.size(1);
   check_shape(mask_BSS, {query_BSHD.size(0), S, L}, "attention mask");
   std::vector<AttentionResult> blocks;
@@ -129,8 +132,9 @@ AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key,
   return joined(blocks);
 }
 
-AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
-                                const Tensor& doc_start_BS, const AttentionOptions& options) {
+AttentionResult flash_attention_reference(const Tensor& query_BSHD, const Tensor& key,
+                                          const Tensor& value, const Tensor& doc_start_BS,
+                                          const AttentionOptions& options) {
   return masked_attention(query_BSHD, key, value, visible_mask(doc_start_BS), options);
 }
 

@@ -15,12 +15,10 @@ using torch::autograd::variable_list;
 constexpr int64_t kColumns = 32;  // the kernel's rows are a multiple of it
 
 std::string why_not_fused(const IndexerInputs& in, const KlTarget& target) {
-  if (!target.indices_BSK.defined()) return "it is for selected keys, not for all visible ones";
-  if (in.query_BSHD.size(2) > 128) return "it has at most 128 heads";
-  if (in.key_BSD.scalar_type() != in.query_BSHD.scalar_type()) {
-    return "query and key differ in dtype";
+  if (!target.indices_BSK.defined()) {
+    return "it makes the head sum of all visible keys itself, from the attention's state";
   }
-  return why_no_cpu_kernel(in.query_BSHD);
+  return why_no_fused_loss(in);
 }
 
 KlGradients fused(const IndexerInputs& in, const KlTarget& target, bool with_grads) {
@@ -71,12 +69,10 @@ KlGradients fused(const IndexerInputs& in, const KlTarget& target, bool with_gra
 }
 
 struct KlLoss : torch::autograd::Function<KlLoss> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& query, const Tensor& key,
-                        const Tensor& weights, const KlTarget& target, bool use_fused,
+  static Tensor forward(AutogradContext* ctx, const Tensor& /*query*/, const Tensor& /*key*/,
+                        const Tensor& /*weights*/, const std::function<KlGradients(bool)>& compute,
                         bool with_grads) {
-    const IndexerInputs in{query, key, weights};
-    const auto result =
-        use_fused ? fused(in, target, with_grads) : indexer_kl_reference(in, target, with_grads);
+    const auto result = compute(with_grads);
     if (with_grads) {
       ctx->save_for_backward(
           {result.grads.query_BSHD, result.grads.key_BSD, result.grads.weights_BSH});
@@ -86,7 +82,7 @@ struct KlLoss : torch::autograd::Function<KlLoss> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    variable_list result(6);
+    variable_list result(5);
     // Scaled in fp32: in bf16 a factor 1/T alone would be off by up to 0.4%.
     for (size_t i = 0; i < saved.size(); ++i) {
       const auto wide = wide_type(saved[i]);
@@ -97,11 +93,8 @@ struct KlLoss : torch::autograd::Function<KlLoss> {
 };
 
 Tensor apply(const IndexerInputs& in, const KlTarget& target, Kernel kernel) {
-  const Tensor& q = in.query_BSHD;
-  check_dims(q, 4, "indexer query");
-  const int64_t B = q.size(0), S = q.size(1);
-  check_shape(in.key_BSD, {B, kAnySize, q.size(3)}, "indexer key");
-  check_shape(in.weights_BSH, {B, S, q.size(2)}, "indexer weights");
+  check_indexer_inputs(in);
+  const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1);
   if (target.indices_BSK.defined()) {
     check_shape(target.indices_BSK, {B, S, kAnySize}, "indexer loss: keys");
     check_shape(target.head_sum, target.indices_BSK.sizes(), "indexer loss: head sum");
@@ -112,19 +105,41 @@ Tensor apply(const IndexerInputs& in, const KlTarget& target, Kernel kernel) {
     check_shape(target.doc_start_BS, {B, S}, "indexer loss: doc_start");
     check_shape(target.head_sum, {B, S, S}, "indexer loss: head sum");
   }
-  const bool with_grads =
-      at::GradMode::is_enabled() && (in.query_BSHD.requires_grad() || in.key_BSD.requires_grad() ||
-                                     in.weights_BSH.requires_grad());
   bool use_fused = kernel == Kernel::kFused;
   const std::string reason = use_fused ? why_not_fused(in, target) : "";
   if (!reason.empty()) {
     report_fallback("indexer_kl_loss", reason);
     use_fused = false;
   }
-  return KlLoss::apply(in.query_BSHD, in.key_BSD, in.weights_BSH, target, use_fused, with_grads);
+  return loss_with_gradients(in, [&](bool with_grads) {
+    return use_fused ? fused(in, target, with_grads) : indexer_kl_reference(in, target, with_grads);
+  });
 }
 
 }  // namespace
+
+Tensor loss_with_gradients(const IndexerInputs& in,
+                           const std::function<KlGradients(bool with_grads)>& compute) {
+  const bool with_grads =
+      at::GradMode::is_enabled() && (in.query_BSHD.requires_grad() || in.key_BSD.requires_grad() ||
+                                     in.weights_BSH.requires_grad());
+  return KlLoss::apply(in.query_BSHD, in.key_BSD, in.weights_BSH, compute, with_grads);
+}
+
+void check_indexer_inputs(const IndexerInputs& in) {
+  const Tensor& q = in.query_BSHD;
+  check_dims(q, 4, "indexer query");
+  check_shape(in.key_BSD, {q.size(0), kAnySize, q.size(3)}, "indexer key");
+  check_shape(in.weights_BSH, {q.size(0), q.size(1), q.size(2)}, "indexer weights");
+}
+
+std::string why_no_fused_loss(const IndexerInputs& in) {
+  if (in.query_BSHD.size(2) > 128) return "it has at most 128 heads";
+  if (in.key_BSD.scalar_type() != in.query_BSHD.scalar_type()) {
+    return "query and key differ in dtype";
+  }
+  return why_no_cpu_kernel(in.query_BSHD);
+}
 
 Tensor sparse_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& indices_BSK,
                               const Tensor& head_sum_BSK, Kernel kernel, const Tensor& scores_BSK) {

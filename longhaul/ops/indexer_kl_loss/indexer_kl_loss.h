@@ -11,6 +11,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+
+#include "longhaul/ops/flash_attention/head_sum.h"
 #include "longhaul/ops/kernel.h"
 
 namespace longhaul::ops {
@@ -28,7 +31,20 @@ Tensor sparse_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& indice
                               const Tensor& head_sum_BSK, Kernel kernel = Kernel::kReference,
                               const Tensor& scores_BSK = {});
 
-// Over all visible keys (dense warm-up): head_sum [B, S, S]. A scalar.
+struct DenseLossOptions {
+  Kernel kernel = Kernel::kReference;
+  // Where each rank holds some of the heads: adds up a block's head sums over the ranks, in place.
+  // Called for the same blocks in the same order on each.
+  std::function<void(Tensor&)> all_reduce = nullptr;
+};
+
+// Over all visible keys (dense warm-up), of the attention that has just run. Computed block by
+// block of queries (see ops/flash_attention/head_sum.h), so that nothing is of size S x S. A
+// scalar.
+Tensor dense_indexer_kl_loss(const IndexerInputs& indexer, const AttentionState& attention,
+                             const Tensor& doc_start_BS, const DenseLossOptions& options = {});
+
+// The definition, from head_sum [B, S, S] as flash_attention returns it.
 Tensor dense_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& doc_start_BS,
                              const Tensor& head_sum_BSS, Kernel kernel = Kernel::kReference);
 

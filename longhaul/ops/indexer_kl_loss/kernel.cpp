@@ -8,6 +8,7 @@
 #include "longhaul/ops/cpu/heads.h"
 #include "longhaul/ops/cpu/kernel_table.h"
 #include "longhaul/ops/cpu/row_scatter.h"
+#include "longhaul/ops/indexer_kl_loss/divergence.h"
 
 namespace longhaul::cpu::LONGHAUL_ISA {
 namespace {
@@ -190,19 +191,15 @@ class Loss {
     for (int64_t i = keys.size; i < padded; ++i) scores[i] = 0;
   }
 
-  // Shifted scores x to dI = r - p; returns the loss in base 2. Since p and r both sum to 1, the
-  // loss is also the sum of r - p - p log(r / p), whose terms do not cancel where r is close to p.
+  // Shifted scores x to dI = r - p; returns the loss in base 2.
   float to_gradients(int64_t padded, float sum_of_e) {
     const Floats inverse = all(1 / sum_of_e), log_sum = log2(all(sum_of_e));
     Floats loss = {};
     for (int64_t i = 0; i < padded; i += kLanes) {
-      const Floats x = load(buffers_.scores + i), p = load(buffers_.target + i);
-      const Floats r = exp2(x) * inverse, ratio = r / max(p, all(1.2e-38F));
-      const Mask close = greater(ratio, all(0.5F)) & greater(all(2.0F), ratio);
-      const Floats log_ratio = select(close, log2(select(close, ratio, all(1.0F))),
-                                      x - log_sum - log2(max(p, all(1.2e-38F))));
-      loss += (r - p) * kLog2E - select(greater(p, Floats{}), p * log_ratio, Floats{});
-      store(buffers_.scores + i, r - p);
+      const Divergence d =
+          divergence_at(load(buffers_.scores + i), load(buffers_.target + i), inverse, log_sum);
+      loss += d.loss;
+      store(buffers_.scores + i, d.d_scores);
     }
     return sum(loss);
   }

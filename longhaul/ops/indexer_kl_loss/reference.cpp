@@ -84,6 +84,12 @@ BlockResult kl_loss_of_block(const IndexerInputs& in, const Tensor& head_sum, co
 
 }  // namespace
 
+KlBlock dense_kl_of_block_reference(const IndexerInputs& in, const Tensor& head_sum,
+                                    const Tensor& mask, bool with_grads) {
+  const auto block = kl_loss_of_block(in, head_sum, {.indices = {}, .mask = mask}, with_grads);
+  return {.gradients = {block.loss, block.grads}, .d_key = block.d_key};
+}
+
 KlGradients indexer_kl_reference(const IndexerInputs& in, const KlTarget& target, bool with_grads) {
   const Tensor& head_sum = target.head_sum;
   KeySet keys{.indices = {}, .mask = {}};

@@ -1,0 +1,163 @@
+#include "longhaul/ops/flash_attention/flash_attention.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/flash_attention/head_sum.h"
+#include "longhaul/ops/flash_attention/operands.h"
+
+namespace longhaul::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Back to the layout of `like`, without padding.
+Tensor as_operand(const Tensor& x_BHLD, const Tensor& like) {
+  const Tensor x = x_BHLD.narrow(-1, 0, like.size(-1));
+  return like.dim() == 4 ? x.transpose(1, 2) : x.squeeze(1);
+}
+
+// The kernels' view of the operands; holds what it points at.
+struct Operands {
+  Tensor query_BSHD, key, value, first_BS, last_BS;
+  longhaul_flash_attention_args args;
+
+  Operands(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& doc_start,
+           const AttentionOptions& options)
+      : query_BSHD(pad_last(q, kKernelColumns)),
+        key(keys_by_head(k)),
+        value(v.defined() ? keys_by_head(v) : v),
+        first_BS(doc_start.contiguous()),
+        last_BS(at::arange(q.size(1), first_BS.options()).expand(first_BS.sizes()).contiguous()),
+        args{.dtype = kernel_dtype(q),
+             .B = q.size(0),
+             .S = q.size(1),
+             .L = k.size(1),
+             .H = q.size(2),
+             .D = query_BSHD.size(3),
+             .V = round_up(v.defined() ? v.size(-1) : options.value_dim, kKernelColumns),
+             .key_heads = key.size(1),
+             .scale = static_cast<float>(options.scale),
+             .query = query_BSHD.const_data_ptr(),
+             .key = key.const_data_ptr(),
+             .value = v.defined() ? value.const_data_ptr() : nullptr,
+             .first_key = first_BS.const_data_ptr<int64_t>(),
+             .last_key = last_BS.const_data_ptr<int64_t>(),
+             .out = nullptr,
+             .softmax_max = nullptr,
+             .softmax_sum = nullptr} {}
+};
+
+struct FlashAttention : torch::autograd::Function<FlashAttention> {
+  // out [B, S, H, V], softmax_max and softmax_sum [B, S, H].
+  static variable_list forward(AutogradContext* ctx, const Tensor& query, const Tensor& key,
+                               const std::optional<Tensor>& some_value, const Tensor& doc_start,
+                               const AttentionOptions& options) {
+    const Tensor value = some_value.value_or(Tensor());
+    const int64_t B = query.size(0), S = query.size(1), H = query.size(2);
+    const int64_t V = value.defined() ? value.size(-1) : options.value_dim;
+    const auto fp32 = query.options().dtype(at::kFloat);
+    Tensor out = at::empty({B, S, H, round_up(V, kKernelColumns)}, query.options());
+    const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
+    if (!query.is_meta() && out.numel() > 0) {
+      Operands operands(query, key, value, doc_start, options);
+      operands.args.out = out.data_ptr();
+      operands.args.softmax_max = max.data_ptr<float>();
+      operands.args.softmax_sum = sum.data_ptr<float>();
+      run_kernel("flash_attention", longhaul_flash_attention, longhaul_flash_attention_workspace,
+                 operands.args);
+    }
+    out = out.size(3) == V ? out : out.narrow(-1, 0, V).contiguous();
+    ctx->save_for_backward({query, key, value, doc_start, out, max, sum});
+    ctx->saved_data["scale"] = options.scale;
+    ctx->mark_non_differentiable({max, sum});
+    return {out, max, sum};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &query = saved[0], &key = saved[1], &value = saved[2];
+    variable_list result(5);
+    if (query.is_meta() || query.numel() == 0) {
+      result[0] = at::zeros_like(query);
+      result[1] = at::zeros_like(key);
+      if (value.defined()) result[2] = at::zeros_like(value);
+      return result;
+    }
+    Operands operands(
+        query, key, value, saved[3],
+        {.scale = ctx->saved_data["scale"].toDouble(), .value_dim = saved[4].size(3)});
+    const Tensor out = pad_last(saved[4], kKernelColumns);
+    const Tensor d_out = pad_last(grads[0].to(query.scalar_type()), kKernelColumns);
+    const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
+    const Tensor d_key = at::empty(operands.key.sizes(), key.options());
+    Tensor d_value;
+    if (value.defined()) d_value = at::empty(operands.value.sizes(), value.options());
+    operands.args.out = out.data_ptr();
+    operands.args.softmax_max = saved[5].data_ptr<float>();
+    operands.args.softmax_sum = saved[6].data_ptr<float>();
+    run_kernel("flash_attention_grad", longhaul_flash_attention_grad,
+               longhaul_flash_attention_grad_workspace,
+               longhaul_flash_attention_grad_args{
+                   .forward = operands.args,
+                   .d_out = d_out.const_data_ptr(),
+                   .d_query = d_query.data_ptr(),
+                   .d_key = d_key.data_ptr(),
+                   .d_value = value.defined() ? d_value.data_ptr() : nullptr});
+    result[0] = d_query.narrow(-1, 0, query.size(-1));
+    result[1] = as_operand(d_key, key);
+    if (value.defined()) result[2] = as_operand(d_value, value);
+    return result;
+  }
+};
+
+AttentionResult fused(const Tensor& query, const Tensor& key, const Tensor& value,
+                      const Tensor& doc_start, const AttentionOptions& options) {
+  const auto some_value = value.defined() ? std::optional(value) : std::nullopt;
+  const auto results = FlashAttention::apply(query, key, some_value, doc_start, options);
+  AttentionResult result;
+  result.out_BSHV = results[0];
+  if (options.return_statistics) {
+    result.softmax_max = results[1];
+    result.softmax_sum = results[2];
+  }
+  if (options.return_head_sum) {
+    const HeadSums sums({.query_BSHD = query.detach(),
+                         .key = key.detach(),
+                         .softmax_max = results[1],
+                         .softmax_sum = results[2],
+                         .scale = options.scale},
+                        doc_start, Kernel::kFused);
+    result.head_sum = whole_head_sum(sums, doc_start, at::kFloat);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string why_no_fused_attention(const Tensor& query, const Tensor& key, const Tensor& value) {
+  if (query.size(2) > 128) return "it has at most 128 heads";
+  if (key.scalar_type() != query.scalar_type() ||
+      (value.defined() && value.scalar_type() != query.scalar_type())) {
+    return "query, key and value differ in dtype";
+  }
+  return why_no_cpu_kernel(query);
+}
+
+AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
+                                const Tensor& doc_start_BS, const AttentionOptions& options) {
+  check_attention_operands(query_BSHD, key, value, options);
+  const int64_t B = query_BSHD.size(0), S = query_BSHD.size(1);
+  check_shape(doc_start_BS, {B, S}, "attention doc_start");
+  LONGHAUL_CHECK(key.size(1) == S, "attention key: {} keys, expected one for each of {} queries",
+                 key.size(1), S);
+  if (options.kernel == Kernel::kFused) {
+    const std::string reason = why_no_fused_attention(query_BSHD, key, value);
+    if (reason.empty()) return fused(query_BSHD, key, value, doc_start_BS, options);
+    report_fallback("flash_attention", reason);
+  }
+  return flash_attention_reference(query_BSHD, key, value, doc_start_BS, options);
+}
+
+}  // namespace longhaul::ops

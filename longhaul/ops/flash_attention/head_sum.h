@@ -1,0 +1,62 @@
+// The sum over heads of the probabilities of a dense attention that has run, made again from its
+// saved statistics block by block of queries: what the indexer learns from in the dense warm-up,
+// without anything of size S x S. This is the first half of Ascend's
+// dense_lightning_indexer_grad_kl_loss; the second one is in ops/indexer_kl_loss, and an all-reduce
+// over shards of the heads may stand between.
+//   head_sum[s,t] = sum over h of exp(scale * q[t,h] . k[s(,h)] - max[t,h]) / sum[t,h]
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "longhaul/ops/flash_attention/flash_attention.h"
+
+namespace longhaul::ops {
+
+// An attention's operands and statistics, as flash_attention took and returned them.
+struct AttentionState {
+  Tensor query_BSHD, key;
+  Tensor softmax_max, softmax_sum;  // [B, S, H]
+  double scale = 1.0;
+};
+
+// Queries of one row of the batch, and the run of keys in which all lie that one of them sees.
+struct QueryBlock {
+  int64_t row;
+  int64_t query, queries;  // the first, and how many
+  int64_t key, keys;
+};
+
+// Blocks of kQueryBlock queries (fewer at the end of a row), without those that see no key.
+std::vector<QueryBlock> query_blocks(const Tensor& doc_start_BS);
+
+// Whether each of the block's queries sees each of its keys, [queries, keys].
+Tensor visible_mask(const Tensor& doc_start_BS, const QueryBlock& block);
+
+class HeadSums {
+ public:
+  // Throws Error for shapes that do not fit. The fused kernel must cover the operands.
+  HeadSums(const AttentionState& attention, const Tensor& doc_start_BS, Kernel kernel);
+  ~HeadSums();
+  HeadSums(const HeadSums&) = delete;
+  HeadSums& operator=(const HeadSums&) = delete;
+
+  // [keys, Q] in fp32 (fp64 for fp64), Q = queries rounded up to a multiple of 32; 0 where a query
+  // does not see the key or is not there.
+  Tensor of(const QueryBlock& block) const;
+
+ private:
+  struct Operands;  // of the fused kernel
+
+  AttentionState attention_;
+  Tensor doc_start_BS_;
+  std::unique_ptr<Operands> operands_;
+};
+
+// All blocks together, [B, S, S]: queries by keys.
+Tensor whole_head_sum(const HeadSums& sums, const Tensor& doc_start_BS, at::ScalarType dtype);
+
+// Empty if the fused kernels of dense attention cover the operands; `value` may be undefined.
+std::string why_no_fused_attention(const Tensor& query, const Tensor& key, const Tensor& value);
+
+}  // namespace longhaul::ops

@@ -1,0 +1,379 @@
+// The fused kernels of dense attention against the fp64 reference, forward and backward, for the
+// instruction set that LONGHAUL_ISA names (ctest runs this once for each): absorbed and expanded,
+// odd and extreme shapes, documents, and the same bits on any number of threads.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/flash_attention/head_sum.h"
+#include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"
+#include "tests/ops/fused_kernels.h"
+#include "tests/support/gradcheck.h"
+
+namespace longhaul::testing {
+namespace {
+
+using ops::Kernel;
+
+// How keys and values are given: one row for all heads that is both, one of each, or rows by head.
+enum class Form { kAbsorbed, kShared, kExpanded };
+constexpr Form kForms[] = {Form::kAbsorbed, Form::kShared, Form::kExpanded};
+
+struct Case {
+  const char* name;
+  std::vector<std::vector<int64_t>> documents;
+  int64_t H, D, V;
+  int64_t Hi = 1, Di = 32;  // of the indexer
+};
+
+const Case kCases[] = {
+    {"one slot", {{1}}, 1, 32, 32, 1, 32},
+    {"one head", {{9}}, 1, 64, 32, 1, 64},
+    {"odd dims", {{37}, {37}}, 3, 27, 21, 5, 22},
+    {"more than a group", {{33}}, 2, 96, 64, 8, 64},
+    {"two blocks, 192/128", {{150}}, 2, 192, 128, 3, 128},
+    {"values as wide as keys", {{70}}, 4, 64, 64, 9, 32},
+    {"128 heads, 64 index heads", {{6}}, 128, 64, 32, 64, 128},
+    {"documents of length 1", {{1, 1, 4, 1, 60}}, 4, 64, 32, 4, 32},
+    {"packed and padded", {{25, 24, -2}, {-3, 40, 8}}, 4, 96, 64, 2, 32},
+    {"only padding", {{-4}}, 2, 32, 32},
+    {"several blocks and documents", {{90, 210, 1, 99}}, 3, 64, 32, 6, 32},
+};
+
+Inputs operands(const Case& c, Form form, at::ScalarType dtype, double query_std = 1) {
+  const auto starts = doc_start(c.documents);
+  const int64_t B = starts.size(0), S = starts.size(1);
+  Inputs all = {normal({B, S, c.H, c.D}, 1, query_std, dtype)};
+  if (form == Form::kExpanded) {
+    all.push_back(normal({B, S, c.H, c.D}, 2, 1, dtype));
+    all.push_back(normal({B, S, c.H, c.V}, 3, 1, dtype));
+  } else {
+    all.push_back(normal({B, S, c.D}, 2, 1, dtype));
+    if (form == Form::kShared) all.push_back(normal({B, S, c.V}, 3, 1, dtype));
+  }
+  return all;
+}
+
+ops::AttentionOptions options(const Case& c, Kernel kernel) {
+  return {.scale = 0.3, .value_dim = c.V, .return_statistics = true, .kernel = kernel};
+}
+
+struct Evaluated2 {
+  ops::AttentionResult result;
+  Inputs gradients;
+};
+
+Evaluated2 attend(const Case& c, const Inputs& inputs, at::ScalarType type, Kernel kernel,
+                  const at::Tensor& d_out) {
+  Inputs leaves;
+  for (const auto& x : inputs) leaves.push_back(x.to(type).detach().set_requires_grad(true));
+  const auto value = leaves.size() > 2 ? leaves[2] : at::Tensor();
+  const auto result =
+      ops::flash_attention(leaves[0], leaves[1], value, doc_start(c.documents), options(c, kernel));
+  return {result, torch::autograd::grad({(result.out_BSHV * d_out.to(type)).sum()}, leaves)};
+}
+
+// Relative, but by element of size 1 where less is expected: with one key in a row dS vanishes.
+double frobenius(const at::Tensor& actual, const at::Tensor& expected) {
+  const auto e = expected.to(at::kDouble), d = actual.to(at::kDouble) - e;
+  const double scale = e.norm().item<double>(), error = d.norm().item<double>();
+  return error / std::max(scale, std::sqrt(static_cast<double>(e.numel())));
+}
+
+class FusedDense : public FusedKernels<at::ScalarType> {
+ protected:
+  static at::ScalarType dtype() { return GetParam(); }
+  // Operands are exact in both; what is left is fp32 accumulation, or bf16 rounding of P, dS and
+  // results.
+  static double limit() { return dtype() == at::kFloat ? 3e-6 : 6e-3; }
+
+  static at::Tensor d_out(const Case& c) {
+    const auto starts = doc_start(c.documents);
+    return normal({starts.size(0), starts.size(1), c.H, c.V}, 8, 1, dtype());
+  }
+};
+
+TEST_P(FusedDense, AttentionAndItsGradients) {
+  for (const auto& c : kCases) {
+    for (const Form form : kForms) {
+      SCOPED_TRACE(::testing::Message() << c.name << ", form " << static_cast<int>(form));
+      const auto in = operands(c, form, dtype());
+      const auto expected = attend(c, in, at::kDouble, Kernel::kReference, d_out(c));
+      const auto actual = attend(c, in, dtype(), Kernel::kFused, d_out(c));
+      EXPECT_EQ(actual.result.out_BSHV.scalar_type(), dtype());
+      EXPECT_LT(frobenius(actual.result.out_BSHV, expected.result.out_BSHV), limit());
+      EXPECT_LT(frobenius(actual.result.softmax_max, expected.result.softmax_max), 2e-6);
+      EXPECT_LT(frobenius(actual.result.softmax_sum, expected.result.softmax_sum), 3e-6);
+      for (size_t i = 0; i < in.size(); ++i) {
+        EXPECT_EQ(actual.gradients[i].sizes(), in[i].sizes());
+        EXPECT_LT(frobenius(actual.gradients[i], expected.gradients[i]), limit()) << i;
+      }
+    }
+  }
+}
+
+struct Indexer {
+  Inputs operands;  // query, key, weights, some of which are negative
+  at::Tensor starts;
+
+  ops::IndexerInputs as(at::ScalarType type) const {
+    const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
+    return {operands[0].to(type).detach().set_requires_grad(true),
+            operands[1].to(type).detach().set_requires_grad(true),
+            operands[2].to(wide).detach().set_requires_grad(true)};
+  }
+};
+
+Indexer indexer(const Case& c, at::ScalarType dtype, double query_std = 1) {
+  const auto starts = doc_start(c.documents);
+  const int64_t B = starts.size(0), S = starts.size(1);
+  return {{normal({B, S, c.Hi, c.Di}, 4, query_std, dtype), normal({B, S, c.Di}, 5, 1, dtype),
+           normal({B, S, c.Hi}, 6, 0.3, at::kFloat)},
+          starts};
+}
+
+struct LossAndGradients {
+  at::Tensor loss;
+  Inputs gradients;
+};
+
+LossAndGradients evaluated(const ops::IndexerInputs& in, const at::Tensor& loss) {
+  return {loss, torch::autograd::grad({loss}, {in.query_BSHD, in.key_BSD, in.weights_BSH})};
+}
+
+// The state that an attention over these operands leaves.
+ops::AttentionState state_after(const Case& c, const Inputs& in, Kernel kernel) {
+  const auto value = in.size() > 2 ? in[2] : at::Tensor();
+  const auto r =
+      ops::flash_attention(in[0], in[1], value, doc_start(c.documents), options(c, kernel));
+  return {.query_BSHD = in[0],
+          .key = in[1],
+          .softmax_max = r.softmax_max,
+          .softmax_sum = r.softmax_sum,
+          .scale = 0.3};
+}
+
+// The definition, in fp64.
+at::Tensor expected_head_sum(const Case& c, const Inputs& in) {
+  auto with_sum = options(c, Kernel::kReference);
+  with_sum.return_head_sum = true;
+  const auto value = in.size() > 2 ? in[2].to(at::kDouble) : at::Tensor();
+  return ops::flash_attention(in[0].to(at::kDouble), in[1].to(at::kDouble), value,
+                              doc_start(c.documents), with_sum)
+      .head_sum;
+}
+
+TEST_P(FusedDense, HeadSum) {
+  for (const auto& c : kCases) {
+    for (const Form form : kForms) {
+      const auto in = operands(c, form, dtype());
+      auto with_sum = options(c, Kernel::kFused);
+      with_sum.return_head_sum = true;
+      const auto value = in.size() > 2 ? in[2] : at::Tensor();
+      const auto found =
+          ops::flash_attention(in[0], in[1], value, doc_start(c.documents), with_sum);
+      EXPECT_LT(frobenius(found.head_sum, expected_head_sum(c, in)), 3e-6) << c.name;
+    }
+  }
+}
+
+TEST_P(FusedDense, IndexerLossAndItsGradients) {
+  for (const auto& c : kCases) {
+    for (const Form form : {Form::kAbsorbed, Form::kExpanded}) {
+      SCOPED_TRACE(::testing::Message() << c.name << ", form " << static_cast<int>(form));
+      const auto in = operands(c, form, dtype());
+      const auto index = indexer(c, dtype());
+      const auto wide = index.as(at::kDouble), own = index.as(dtype());
+      const auto expected =
+          evaluated(wide, ops::dense_indexer_kl_loss(wide, index.starts, expected_head_sum(c, in)));
+      const auto actual =
+          evaluated(own, ops::dense_indexer_kl_loss(own, state_after(c, in, Kernel::kFused),
+                                                    index.starts, {.kernel = Kernel::kFused}));
+      EXPECT_LT(frobenius(actual.loss, expected.loss), 3e-6);
+      EXPECT_LT(frobenius(actual.gradients[0], expected.gradients[0]), limit()) << "query";
+      EXPECT_LT(frobenius(actual.gradients[1], expected.gradients[1]), limit()) << "key";
+      EXPECT_LT(frobenius(actual.gradients[2], expected.gradients[2]), 1e-5) << "weights";
+      const at::NoGradGuard no_grad;
+      const auto alone = ops::dense_indexer_kl_loss(own, state_after(c, in, Kernel::kFused),
+                                                    index.starts, {.kernel = Kernel::kFused});
+      EXPECT_TRUE(at::equal(alone, actual.loss)) << "without gradients";
+    }
+  }
+}
+
+// Each rank has some of the heads: head sums are added up before they are normalised.
+TEST_P(FusedDense, IndexerLossWithHeadsOnTwoRanks) {
+  const Case c{"", {{150, 30}}, 3, 64, 32, 4, 32};
+  const auto in = operands(c, Form::kExpanded, dtype());
+  const auto index = indexer(c, dtype());
+  const auto wide = index.as(at::kDouble), own = index.as(dtype());
+  const auto expected =
+      evaluated(wide, ops::dense_indexer_kl_loss(wide, index.starts, expected_head_sum(c, in)));
+  const auto state = state_after(c, in, Kernel::kFused);
+  const auto shard = [&](int64_t from, int64_t count) {
+    const auto cut = [&](const at::Tensor& x) { return x.narrow(2, from, count); };
+    return ops::AttentionState{.query_BSHD = cut(state.query_BSHD),
+                               .key = cut(state.key),
+                               .softmax_max = cut(state.softmax_max),
+                               .softmax_sum = cut(state.softmax_sum),
+                               .scale = state.scale};
+  };
+  const ops::HeadSums other(shard(1, 2), index.starts, Kernel::kFused);
+  const auto blocks = ops::query_blocks(index.starts);
+  size_t block = 0;
+  const auto all_reduce = [&](at::Tensor& sum) { sum.add_(other.of(blocks[block++])); };
+  const auto actual = evaluated(
+      own, ops::dense_indexer_kl_loss(own, shard(0, 1), index.starts,
+                                      {.kernel = Kernel::kFused, .all_reduce = all_reduce}));
+  EXPECT_EQ(block, blocks.size());
+  EXPECT_LT(frobenius(actual.loss, expected.loss), 3e-6);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_LT(frobenius(actual.gradients[i], expected.gradients[i]), limit()) << i;
+  }
+}
+
+// Where the indexer has learnt its target the loss is far smaller than its terms: the indexer is
+// the attention's only head, with weights 1 and scores that are positive.
+TEST_P(FusedDense, IndexerLossNearItsMinimum) {
+  const Case c{"", {{200}}, 1, 32, 32, 1, 32};
+  const auto starts = doc_start(c.documents);
+  const auto query = normal({1, 200, 1, 32}, 1).abs().to(dtype());
+  const auto key = (normal({1, 200, 32}, 2).abs() * 0.3).to(dtype());
+  const auto loss = [&](at::ScalarType type, Kernel kernel) {
+    const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
+    const auto q = query.to(type), k = key.to(type);
+    const auto r = ops::flash_attention(
+        q, k, {}, starts,
+        {.scale = 1.001, .value_dim = 32, .return_statistics = true, .kernel = kernel});
+    return ops::dense_indexer_kl_loss({q, k, at::ones({1, 200, 1}, wide)},
+                                      {.query_BSHD = q,
+                                       .key = k,
+                                       .softmax_max = r.softmax_max,
+                                       .softmax_sum = r.softmax_sum,
+                                       .scale = 1.001},
+                                      starts, {.kernel = kernel})
+        .item<double>();
+  };
+  const double expected = loss(at::kDouble, Kernel::kReference);
+  EXPECT_GT(expected, 0);
+  EXPECT_LT(expected, 1e-2);
+  // Scores of size 10 are off by 1e-6, 1e-4 of what separates the distributions.
+  EXPECT_NEAR(loss(dtype(), Kernel::kFused) / expected, 1, 1e-2);
+}
+
+// Logits of thousands: one key takes all, and maxima move far.
+TEST_P(FusedDense, LargeLogits) {
+  const Case c{"", {{160, 9}}, 3, 64, 32};
+  for (const Form form : kForms) {
+    const auto in = operands(c, form, dtype(), 1000);
+    const auto expected = attend(c, in, at::kDouble, Kernel::kReference, d_out(c));
+    const auto actual = attend(c, in, dtype(), Kernel::kFused, d_out(c));
+    // fp32 scores of 10^4 are off by 10^-3, which is the relative error of probabilities.
+    EXPECT_LT(frobenius(actual.result.out_BSHV, expected.result.out_BSHV), 1e-2);
+    for (const auto& gradient : actual.gradients) {
+      EXPECT_TRUE(gradient.isfinite().all().item<bool>());
+    }
+    const auto index = indexer(c, dtype(), 1000).as(dtype());
+    const auto loss = evaluated(
+        index, ops::dense_indexer_kl_loss(index, state_after(c, in, Kernel::kFused),
+                                          doc_start(c.documents), {.kernel = Kernel::kFused}));
+    EXPECT_TRUE(loss.loss.isfinite().item<bool>());
+    for (const auto& gradient : loss.gradients) {
+      EXPECT_TRUE(gradient.isfinite().all().item<bool>());
+    }
+  }
+}
+
+// A negative scale must not let invisible keys in.
+TEST_P(FusedDense, NegativeScale) {
+  const Case c{"", {{40, 30}}, 2, 64, 32};
+  const auto in = operands(c, Form::kAbsorbed, dtype());
+  const auto run = [&](at::ScalarType type, Kernel kernel) {
+    Inputs leaves = {in[0].to(type).detach().set_requires_grad(true),
+                     in[1].to(type).detach().set_requires_grad(true)};
+    const auto result = ops::flash_attention(leaves[0], leaves[1], {}, doc_start(c.documents),
+                                             {.scale = -0.2, .value_dim = c.V, .kernel = kernel});
+    auto all = torch::autograd::grad({(result.out_BSHV * d_out(c).to(type)).sum()}, leaves);
+    all.push_back(result.out_BSHV);
+    return all;
+  };
+  const auto expected = run(at::kDouble, Kernel::kReference), actual = run(dtype(), Kernel::kFused);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_LT(frobenius(actual[i], expected[i]), limit()) << i;
+  }
+}
+
+// The sums of keys are shared among more blocks of queries than a superblock holds.
+TEST_P(FusedDense, ThreadsDoNotChangeABit) {
+  const Case c{"", {{700, 320}}, 9, 64, 32, 5, 32};
+  const int before = at::get_num_threads();
+  for (const Form form : kForms) {
+    const auto in = operands(c, form, dtype());
+    std::vector<at::Tensor> first;
+    for (const int threads : {1, 2, 3}) {
+      at::set_num_threads(threads);
+      auto found = attend(c, in, dtype(), Kernel::kFused, d_out(c));
+      std::vector<at::Tensor> all = found.gradients;
+      all.push_back(found.result.out_BSHV);
+      all.push_back(found.result.softmax_sum);
+      const auto index = indexer(c, dtype()).as(dtype());
+      const auto loss = evaluated(
+          index, ops::dense_indexer_kl_loss(index, state_after(c, in, Kernel::kFused),
+                                            doc_start(c.documents), {.kernel = Kernel::kFused}));
+      all.push_back(loss.loss);
+      all.insert(all.end(), loss.gradients.begin(), loss.gradients.end());
+      if (first.empty()) first = all;
+      for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(at::equal(all[i], first[i])) << i;
+    }
+  }
+  at::set_num_threads(before);
+}
+
+TEST_P(FusedDense, WrongShapesAreErrors) {
+  const Case c{"", {{5}}, 2, 32, 32};
+  const auto in = operands(c, Form::kExpanded, dtype());
+  const auto message = [&](const at::Tensor& key, const at::Tensor& value,
+                           const at::Tensor& starts) {
+    return message_of(
+        [&] { ops::flash_attention(in[0], key, value, starts, options(c, Kernel::kFused)); });
+  };
+  const auto starts = doc_start(c.documents);
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(has(message(in[1].narrow(2, 0, 1), in[2], starts),
+                  "attention key: expected [1 x any x 2 x 32], got [1 x 5 x 1 x 32]"));
+  EXPECT_TRUE(has(message(in[1], in[2].narrow(1, 0, 4), starts),
+                  "attention value: expected [1 x 5 x 2 x any], got [1 x 4 x 2 x 32]"));
+  EXPECT_TRUE(has(message(in[1], {}, starts), "attention without a value tensor: value_dim is 32"));
+  EXPECT_TRUE(has(message(in[1], in[2], doc_start({{6}})),
+                  "attention doc_start: expected [1 x 5], got [1 x 6]"));
+  EXPECT_TRUE(has(message(in[1], in[2], starts - 1), "first_key and last_key must lie in"));
+}
+
+TEST_P(FusedDense, WrongShapesOfTheLossAreErrors) {
+  const Case c{"", {{5}}, 2, 32, 32, 3, 32};
+  const auto in = operands(c, Form::kExpanded, dtype());
+  const auto index = indexer(c, dtype()).as(dtype());
+  const auto good = state_after(c, in, Kernel::kFused);
+  const auto message = [&](const ops::AttentionState& state, const at::Tensor& starts) {
+    return message_of(
+        [&] { ops::dense_indexer_kl_loss(index, state, starts, {.kernel = Kernel::kFused}); });
+  };
+  const auto expect = [&](const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  const auto starts = doc_start(c.documents);
+  auto state = good;
+  state.softmax_sum = good.softmax_sum.narrow(2, 0, 1);
+  expect(message(state, starts), "attention softmax_sum: expected [1 x 5 x 2], got [1 x 5 x 1]");
+  state = good;
+  state.key = good.key.narrow(1, 0, 4);
+  expect(message(state, starts), "attention key: expected [1 x 5 x 2 x 32], got [1 x 4 x 2 x 32]");
+  expect(message(good, doc_start({{6}})), "indexer loss: doc_start: expected [1 x 5], got [1 x 6]");
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, FusedDense, ::testing::Values(at::kFloat, at::kBFloat16));
+
+}  // namespace
+}  // namespace longhaul::testing
