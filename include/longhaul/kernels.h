@@ -165,9 +165,10 @@ const char* longhaul_dense_indexer_kl_loss(const longhaul_dense_indexer_kl_loss_
  * that many seconds and takes the best. */
 double longhaul_kernels_peak_flops(longhaul_dtype dtype, double seconds);
 
-/* y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps) in fp32. */
+/* y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps) in fp32. With a residual all of it
+ * of sum = cast(x + residual) in place of x. */
 typedef struct longhaul_rms_norm_args {
-  longhaul_dtype dtype; /* of x, weight and y */
+  longhaul_dtype dtype; /* of x, weight, y, residual and sum */
   int64_t rows, D;
   int64_t x_stride; /* from a row of x to the next */
   float eps;
@@ -175,6 +176,9 @@ typedef struct longhaul_rms_norm_args {
   const void* weight; /* [D] */
   void* y;            /* out [rows, D] */
   float* rstd;        /* out [rows] */
+  int64_t residual_stride;
+  const void* residual; /* [rows, D], or null together with sum */
+  void* sum;            /* out [rows, D] */
 } longhaul_rms_norm_args;
 
 const char* longhaul_rms_norm(const longhaul_rms_norm_args* args);
@@ -189,6 +193,8 @@ typedef struct longhaul_rms_norm_grad_args {
   const float* rstd;  /* [rows], as longhaul_rms_norm gave it */
   void* d_x;          /* out [rows, D] */
   float* d_weight;    /* out [D] */
+  int64_t d_sum_stride;
+  const void* d_sum; /* [rows, D] or null: is added to d_x after its rounding */
 } longhaul_rms_norm_grad_args;
 
 size_t longhaul_rms_norm_grad_workspace(const longhaul_rms_norm_grad_args* args);
@@ -261,6 +267,88 @@ typedef struct longhaul_moe_token_unpermute_args {
 } longhaul_moe_token_unpermute_args;
 
 const char* longhaul_moe_token_unpermute(const longhaul_moe_token_unpermute_args* args);
+
+/* Cross-entropy of rows of logits: loss = logsumexp(logits) - logits[label], 0 for the label -100.
+ * With `gradient` the logits are replaced by the loss's: softmax - onehot(label), zeros for -100.
+ */
+typedef struct longhaul_cross_entropy_args {
+  longhaul_dtype dtype; /* of logits */
+  int gradient;
+  int64_t rows, V;
+  int64_t stride;        /* from a row of logits to the next */
+  void* logits;          /* in, and out with `gradient` [rows, V] */
+  const int64_t* labels; /* [rows], 0 .. V - 1 or -100 */
+  float* loss;           /* out [rows] */
+} longhaul_cross_entropy_args;
+
+const char* longhaul_cross_entropy(const longhaul_cross_entropy_args* args);
+
+/* AdamW over all parameters in one pass, every operation rounded once as IEEE 754 says:
+ *   g = grad_scale * grad;   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g g
+ *   p = p (1 - lr weight_decay) - lr / (1 - beta1^step) m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
+ */
+typedef struct longhaul_adam_w_parameter {
+  int64_t n;
+  int64_t step; /* from 1 */
+  double weight_decay;
+  float* param;      /* [n] */
+  const float* grad; /* [n] */
+  float* exp_avg;    /* [n] */
+  float* exp_avg_sq; /* [n] */
+} longhaul_adam_w_parameter;
+
+typedef struct longhaul_adam_w_args {
+  int64_t count;
+  const longhaul_adam_w_parameter* parameters; /* [count] */
+  double lr, beta1, beta2, eps, grad_scale;
+} longhaul_adam_w_args;
+
+const char* longhaul_adam_w(const longhaul_adam_w_args* args);
+
+/* The sum of the squares of all elements, in double precision. */
+typedef struct longhaul_array {
+  longhaul_dtype dtype;
+  int64_t n;
+  const void* data; /* [n] */
+} longhaul_array;
+
+typedef struct longhaul_sum_of_squares_args {
+  int64_t count;
+  const longhaul_array* arrays; /* [count] */
+  double* sum;                  /* out, one number */
+} longhaul_sum_of_squares_args;
+
+size_t longhaul_sum_of_squares_workspace(const longhaul_sum_of_squares_args* args);
+const char* longhaul_sum_of_squares(const longhaul_sum_of_squares_args* args, void* workspace);
+
+/* The router's choice: scores of the experts, the k best by score + bias within the best groups,
+ * and their gate weights. Ties go to the lowest expert and the lowest group. */
+typedef struct longhaul_moe_gating_top_k_args {
+  int64_t T, E, k;
+  int64_t n_group, topk_group; /* n_group divides E */
+  int softmax;                 /* else sigmoid */
+  int normalize;               /* weights are divided by their sum + 1e-20 */
+  int chosen;                  /* experts are given, not chosen */
+  float scale;
+  const float* logits; /* [T, E] */
+  const float* bias;   /* [E] or null */
+  float* scores;       /* out [T, E] */
+  int64_t* experts;    /* out [T, k] by falling score + bias; in with `chosen` */
+  float* weights;      /* out [T, k] */
+} longhaul_moe_gating_top_k_args;
+
+size_t longhaul_moe_gating_top_k_workspace(const longhaul_moe_gating_top_k_args* args);
+const char* longhaul_moe_gating_top_k(const longhaul_moe_gating_top_k_args* args, void* workspace);
+
+typedef struct longhaul_moe_gating_top_k_grad_args {
+  longhaul_moe_gating_top_k_args forward; /* as it was called, with its results; logits, bias and
+                                             weights are unused */
+  const float* d_weights;                 /* [T, k] */
+  const float* d_scores;                  /* [T, E] or null */
+  float* d_logits;                        /* out [T, E] */
+} longhaul_moe_gating_top_k_grad_args;
+
+const char* longhaul_moe_gating_top_k_grad(const longhaul_moe_gating_top_k_grad_args* args);
 
 /* "avx512_bf16", "avx512", "avx2" or "portable", and why. */
 const char* longhaul_kernels_isa(void);

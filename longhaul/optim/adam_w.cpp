@@ -59,19 +59,24 @@ AdamW::State& AdamW::state_of(const nn::NamedParameter& parameter) {
 
 void AdamW::step(double lr, double grad_scale) {
   const at::NoGradGuard no_grad;
-  ops::AdamWOptions options{.lr = lr,
-                            .beta1 = config_.beta1,
-                            .beta2 = config_.beta2,
-                            .eps = config_.eps,
-                            .weight_decay = 0,
-                            .grad_scale = grad_scale};
+  std::vector<ops::AdamWUpdate> updates;
   for (auto& parameter : parameters_) {
     const at::Tensor& grad = parameter.tensor->grad();
     if (!grad.defined()) continue;
     State& state = state_of(parameter);
-    options.weight_decay = decays(parameter.name) ? config_.weight_decay : 0.0;
-    ops::adam_w(*parameter.tensor, grad, state.exp_avg, state.exp_avg_sq, ++state.step, options);
+    updates.push_back({.param = *parameter.tensor,
+                       .grad = grad,
+                       .exp_avg = state.exp_avg,
+                       .exp_avg_sq = state.exp_avg_sq,
+                       .step = ++state.step,
+                       .decays = decays(parameter.name)});
   }
+  ops::adam_w(updates, {.lr = lr,
+                        .beta1 = config_.beta1,
+                        .beta2 = config_.beta2,
+                        .eps = config_.eps,
+                        .weight_decay = config_.weight_decay,
+                        .grad_scale = grad_scale});
 }
 
 void AdamW::set_state(std::map<std::string, State> state) {

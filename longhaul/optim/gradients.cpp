@@ -5,16 +5,31 @@
 #include <algorithm>
 #include <cmath>
 
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/sum_of_squares/sum_of_squares.h"
+
 namespace longhaul::optim {
+
+namespace {
+
+std::vector<at::Tensor> gradients_of(const std::vector<nn::NamedParameter>& parameters) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : parameters) {
+    if (parameter.tensor->grad().defined()) gradients.push_back(parameter.tensor->grad());
+  }
+  return gradients;
+}
+
+}  // namespace
 
 double gradient_norm(const std::vector<nn::NamedParameter>& parameters, double p) {
   const at::NoGradGuard no_grad;
+  const auto gradients = gradients_of(parameters);
+  if (p == 2) return std::sqrt(ops::sum_of_squares(gradients));
   std::vector<at::Tensor> norms;
-  for (const auto& parameter : parameters) {
-    const at::Tensor& grad = parameter.tensor->grad();
-    if (!grad.defined()) continue;
-    const auto wide = grad.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    norms.push_back(at::linalg_vector_norm(grad, p, {}, /*keepdim=*/false, wide).to(at::kDouble));
+  for (const auto& grad : gradients) {
+    norms.push_back(at::linalg_vector_norm(grad, p, {}, /*keepdim=*/false, ops::wide_type(grad))
+                        .to(at::kDouble));
   }
   return norms.empty() ? 0.0 : at::linalg_vector_norm(at::stack(norms), p).item<double>();
 }

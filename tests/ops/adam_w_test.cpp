@@ -22,6 +22,17 @@ State start(at::IntArrayRef sizes, at::ScalarType dtype) {
   return {normal(sizes, 1, 1.0, dtype), at::zeros(sizes, dtype), at::zeros(sizes, dtype)};
 }
 
+void update(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& exp_avg,
+            const at::Tensor& exp_avg_sq, int64_t step, const ops::AdamWOptions& options) {
+  ops::adam_w({{param, grad, exp_avg, exp_avg_sq, step}}, options);
+}
+
+void update_by_definition(const at::Tensor& param, const at::Tensor& grad,
+                          const at::Tensor& exp_avg, const at::Tensor& exp_avg_sq, int64_t step,
+                          const ops::AdamWOptions& options) {
+  ops::adam_w_reference({param, grad, exp_avg, exp_avg_sq, step}, options);
+}
+
 // One element, in plain doubles.
 struct Scalar {
   double p, m = 0, v = 0;
@@ -44,7 +55,7 @@ double distance_to_scalars(State& state, bool reference) {
   for (int64_t n = 1; n <= 5; ++n) {
     const at::Tensor grad = normal(state.param.sizes(), 10 + n, 0.3).to(state.param.scalar_type());
     const at::Tensor flat = grad.to(at::kDouble).reshape(-1);
-    const auto call = reference ? ops::adam_w_reference : ops::adam_w;
+    const auto call = reference ? update_by_definition : update;
     call(state.param, grad, state.exp_avg, state.exp_avg_sq, n, kOptions);
     for (size_t i = 0; i < scalars.size(); ++i) {
       scalars[i].step(flat[static_cast<int64_t>(i)].item<double>(), n, kOptions);
@@ -79,8 +90,8 @@ TEST(AdamW, FastPathEqualsReference) {
     at::Tensor p = storage[0].narrow(0, 1, size), grad = storage[1].narrow(0, 1, size),
                m = storage[2].narrow(0, 1, size), v = storage[3].narrow(0, 1, size);
     at::Tensor p2 = p.clone(), m2 = m.clone(), v2 = v.clone();
-    ops::adam_w(p, grad, m, v, 3, kOptions);
-    ops::adam_w_reference(p2, grad, m2, v2, 3, kOptions);
+    update(p, grad, m, v, 3, kOptions);
+    update_by_definition(p2, grad, m2, v2, 3, kOptions);
     EXPECT_LT((p - p2).abs().max().item<double>(), 1e-6) << size;
     EXPECT_LT((m - m2).abs().max().item<double>(), 1e-6) << size;
     EXPECT_LT((v - v2).abs().max().item<double>(), 1e-6) << size;
@@ -93,8 +104,8 @@ TEST(AdamW, ThreadsDoNotChangeABit) {
     at::set_num_threads(threads);
     State state = start({100003}, at::kFloat);
     for (int64_t n = 1; n <= 2; ++n) {
-      ops::adam_w(state.param, normal({100003}, 5 + n, 1, at::kFloat), state.exp_avg,
-                  state.exp_avg_sq, n, kOptions);
+      update(state.param, normal({100003}, 5 + n, 1, at::kFloat), state.exp_avg, state.exp_avg_sq,
+             n, kOptions);
     }
     at::set_num_threads(before);
     return state.param;
@@ -106,15 +117,15 @@ TEST(AdamW, OtherLayoutsAndDtypesTakeThePlainPath) {
   at::Tensor p = normal({4, 6}, 1).t(), grad = normal({6, 4}, 2), m = at::zeros_like(p),
              v = at::zeros_like(p);
   at::Tensor p2 = p.contiguous(), m2 = m.contiguous(), v2 = v.contiguous();
-  ops::adam_w(p, grad, m, v, 1, kOptions);
-  ops::adam_w(p2, grad, m2, v2, 1, kOptions);
+  update(p, grad, m, v, 1, kOptions);
+  update(p2, grad, m2, v2, 1, kOptions);
   EXPECT_LT((p - p2).abs().max().item<double>(), 1e-15);
 
   at::Tensor bf16 = normal({9}, 1, 1, at::kBFloat16), fp32 = bf16.to(at::kFloat);
   at::Tensor bm = at::zeros({9}), bv = at::zeros({9}), fm = at::zeros({9}), fv = at::zeros({9});
   const at::Tensor g = normal({9}, 2, 1, at::kBFloat16);
-  ops::adam_w(bf16, g, bm, bv, 1, kOptions);
-  ops::adam_w(fp32, g.to(at::kFloat), fm, fv, 1, kOptions);
+  update(bf16, g, bm, bv, 1, kOptions);
+  update(fp32, g.to(at::kFloat), fm, fv, 1, kOptions);
   EXPECT_LT((bf16.to(at::kFloat) - fp32).abs().max().item<double>(), 2e-2);
 }
 
@@ -124,7 +135,7 @@ TEST(AdamW, ZeroGradientDecaysAndFades) {
              v = at::full({3}, 0.25, at::kDouble);
   auto options = kOptions;
   options.eps = 1e-3;
-  ops::adam_w(p, at::zeros_like(p), m, v, 2, options);
+  update(p, at::zeros_like(p), m, v, 2, options);
   EXPECT_NEAR(m[0].item<double>(), 0.45, 1e-15);
   EXPECT_NEAR(v[0].item<double>(), 0.2375, 1e-15);
   const double m_hat = 0.45 / (1 - 0.81), v_hat = 0.2375 / (1 - 0.9025);
@@ -133,7 +144,7 @@ TEST(AdamW, ZeroGradientDecaysAndFades) {
 
 TEST(AdamW, FirstStepFromZeroMomentsIsTheLearningRate) {
   at::Tensor p = at::zeros({2}, at::kDouble), m = at::zeros_like(p), v = at::zeros_like(p);
-  ops::adam_w(p, at::tensor({3.0, -1e-3}, at::kDouble), m, v, 1, kOptions);
+  update(p, at::tensor({3.0, -1e-3}, at::kDouble), m, v, 1, kOptions);
   EXPECT_NEAR(p[0].item<double>(), -0.01, 1e-8);
   EXPECT_NEAR(p[1].item<double>(), 0.01, 1e-6);
 }
@@ -141,25 +152,23 @@ TEST(AdamW, FirstStepFromZeroMomentsIsTheLearningRate) {
 TEST(AdamW, EmptyAndMetaTensors) {
   State empty = start({0, 4}, at::kFloat);
   EXPECT_NO_THROW(
-      ops::adam_w(empty.param, at::zeros({0, 4}), empty.exp_avg, empty.exp_avg_sq, 1, kOptions));
+      update(empty.param, at::zeros({0, 4}), empty.exp_avg, empty.exp_avg_sq, 1, kOptions));
   at::Tensor p = at::zeros({3}, at::TensorOptions().device(at::kMeta)), m = p.clone(),
              v = p.clone();
-  EXPECT_NO_THROW(ops::adam_w(p, p.clone(), m, v, 1, kOptions));
+  EXPECT_NO_THROW(update(p, p.clone(), m, v, 1, kOptions));
 }
 
 TEST(AdamW, BadInput) {
   State s = start({4}, at::kFloat);
   at::Tensor small = at::zeros({3});
-  EXPECT_THAT(
-      message_of([&] { ops::adam_w(s.param, small, s.exp_avg, s.exp_avg_sq, 1, kOptions); }),
-      ::testing::HasSubstr("grad: expected [4], got [3]"));
-  EXPECT_THAT(message_of([&] { ops::adam_w(s.param, s.param, small, s.exp_avg_sq, 1, kOptions); }),
+  EXPECT_THAT(message_of([&] { update(s.param, small, s.exp_avg, s.exp_avg_sq, 1, kOptions); }),
+              ::testing::HasSubstr("grad: expected [4], got [3]"));
+  EXPECT_THAT(message_of([&] { update(s.param, s.param, small, s.exp_avg_sq, 1, kOptions); }),
               ::testing::HasSubstr("exp_avg: expected [4], got [3]"));
-  EXPECT_THAT(message_of([&] { ops::adam_w(s.param, s.param, s.exp_avg, small, 1, kOptions); }),
+  EXPECT_THAT(message_of([&] { update(s.param, s.param, s.exp_avg, small, 1, kOptions); }),
               ::testing::HasSubstr("exp_avg_sq: expected [4], got [3]"));
-  EXPECT_THAT(
-      message_of([&] { ops::adam_w(s.param, s.param, s.exp_avg, s.exp_avg_sq, 0, kOptions); }),
-      ::testing::HasSubstr("step 0"));
+  EXPECT_THAT(message_of([&] { update(s.param, s.param, s.exp_avg, s.exp_avg_sq, 0, kOptions); }),
+              ::testing::HasSubstr("step 0"));
 }
 
 }  // namespace

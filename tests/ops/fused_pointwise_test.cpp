@@ -1,7 +1,6 @@
 // The fused kernels that move memory (rms_norm, rotary_mul, swiglu, moe_token_permute) against the
 // fp64 reference, forward and backward, for the instruction set that LONGHAUL_ISA names (ctest runs
 // this once for each): odd and extreme shapes, slices, and the same bits on any number of threads.
-#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +8,7 @@
 #include "longhaul/ops/rms_norm/rms_norm.h"
 #include "longhaul/ops/rotary_mul/rotary_mul.h"
 #include "longhaul/ops/swiglu/swiglu.h"
-#include "tests/ops/fused_kernels.h"
-#include "tests/support/gradcheck.h"
+#include "tests/ops/fused_operator.h"
 
 namespace longhaul::testing {
 namespace {
@@ -21,9 +19,6 @@ using ::testing::HasSubstr;
 
 constexpr double kEps = 1e-6;
 constexpr int64_t kExperts = 5;
-
-// Of operands and a kernel, so that one text serves the reference in fp64 and the fused kernel.
-using Operator = std::function<at::Tensor(const Inputs&, Kernel)>;
 
 struct Angles {
   at::Tensor cos, sin;
@@ -41,84 +36,7 @@ const Operator kSwiglu = [](const Inputs& x, Kernel kernel) {
   return ops::swiglu(x[0], x[1], kernel);
 };
 
-class FusedPointwise : public FusedKernels<at::ScalarType> {
- protected:
-  static at::ScalarType dtype() { return GetParam(); }
-  // Operands are exact in both; bf16 rounds each result, 2^-8 at most.
-  double limit() const { return dtype() == at::kFloat ? 3e-6 : roundings_ * 3.91e-3; }
-  int roundings_ = 1;
-
-  // Value and gradients at operands that are rounded to the dtype; `fp32` is the first operand that
-  // stays fp32.
-  void expect_as_reference(const Operator& f, const Inputs& operands, const std::string& what,
-                           size_t fp32 = 9) {
-    Inputs narrow, wide;
-    for (size_t i = 0; i < operands.size(); ++i) {
-      narrow.push_back(operands[i].to(i >= fp32 ? at::kFloat : dtype()));
-      wide.push_back(narrow[i].to(at::kDouble));
-    }
-    const auto expected = evaluated(f, wide, Kernel::kReference);
-    const auto actual = evaluated(f, narrow, Kernel::kFused);
-    EXPECT_EQ(actual.value.scalar_type(), dtype()) << what;
-    EXPECT_LT(error(actual.value, expected.value), limit()) << what;
-    for (size_t i = 0; i < operands.size(); ++i) {
-      ASSERT_TRUE(actual.gradients[i].defined()) << what << ", gradient " << i;
-      EXPECT_EQ(actual.gradients[i].scalar_type(), narrow[i].scalar_type()) << what;
-      EXPECT_LT(error(actual.gradients[i], expected.gradients[i]), limit())
-          << what << ", gradient " << i;
-    }
-  }
-
-  // The value, and the gradients for a result's gradient that is exact in the dtype.
-  static Evaluated evaluated(const Operator& f, const Inputs& operands, Kernel kernel) {
-    Inputs leaves;
-    for (const auto& x : operands) leaves.push_back(x.detach().set_requires_grad(true));
-    const auto out = f(leaves, kernel);
-    const auto d_out = normal(out.sizes(), 4711).to(dtype()).to(out.scalar_type());
-    return {out.detach(), torch::autograd::grad({out}, leaves, {d_out})};
-  }
-
-  // The largest difference as a share of the largest element: every element counts.
-  static double error(const at::Tensor& actual, const at::Tensor& expected) {
-    EXPECT_EQ(actual.sizes(), expected.sizes());
-    if (actual.numel() == 0) return 0;
-    const auto e = expected.to(at::kDouble);
-    const double largest = e.abs().max().item<double>();
-    const double difference = (actual.to(at::kDouble) - e).abs().max().item<double>();
-    return difference / (largest > 0 ? largest : 1);
-  }
-
-  // Bitwise the same value and gradients on 1, 2 and 3 threads.
-  static void expect_same_on_any_threads(const Operator& f, const Inputs& operands) {
-    const int before = at::get_num_threads();
-    std::vector<at::Tensor> first;
-    for (const int threads : {1, 2, 3}) {
-      at::set_num_threads(threads);
-      auto result = evaluate([&](const Inputs& x) { return f(x, Kernel::kFused); }, operands);
-      result.gradients.push_back(result.value);
-      if (first.empty()) first = result.gradients;
-      for (size_t i = 0; i < first.size(); ++i) {
-        EXPECT_TRUE(at::equal(result.gradients[i], first[i])) << i << " on " << threads;
-      }
-    }
-    at::set_num_threads(before);
-  }
-
-  static void expect_meta_sizes(const Operator& f, Inputs operands) {
-    Inputs leaves;
-    for (auto& x : operands) {
-      const bool floats = at::isFloatingType(x.scalar_type());
-      leaves.push_back(x.to(at::kMeta).set_requires_grad(floats));
-    }
-    const auto out = f(leaves, Kernel::kFused);
-    EXPECT_EQ(out.sizes(), f(operands, Kernel::kReference).sizes());
-    const auto gradients = torch::autograd::grad({out.sum()}, leaves);
-    for (size_t i = 0; i < leaves.size(); ++i) {
-      EXPECT_EQ(gradients[i].sizes(), operands[i].sizes());
-      EXPECT_EQ(gradients[i].scalar_type(), operands[i].scalar_type());
-    }
-  }
-};
+class FusedPointwise : public FusedOperator {};
 
 // Rows around the width of a vector, of four vectors, and of many; more rows than blocks.
 const std::vector<std::pair<int64_t, int64_t>> kShapes = {

@@ -1,10 +1,14 @@
 // AdamW with decoupled weight decay (Loshchilov and Hutter, 2019), PyTorch's form:
 //   g = grad_scale * grad;  p -= lr wd p;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 //   p -= lr / (1 - b1^step) * m / (sqrt(v) / sqrt(1 - b2^step) + eps)
-// One pass over contiguous fp32 or fp64 tensors of one shape on a CPU, plain ATen elsewhere.
+// On a CPU all contiguous fp32 parameters are updated in one pass, every operation rounded by
+// itself: the same bits on any number of threads and with any instruction set. Others, and other
+// devices, take plain ATen, one after the other.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include <vector>
 
 namespace longhaul::ops {
 
@@ -13,12 +17,18 @@ struct AdamWOptions {
   double grad_scale = 1.0;  // the clipping factor
 };
 
-// Updates param, exp_avg and exp_avg_sq in place. `step` counts from 1.
-void adam_w(at::Tensor& param, const at::Tensor& grad, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,
-            int64_t step, const AdamWOptions& options);
+// One parameter with its gradient and moments, all of one shape.
+struct AdamWUpdate {
+  at::Tensor param, grad, exp_avg, exp_avg_sq;
+  int64_t step;        // counts from 1
+  bool decays = true;  // else its weight decay is 0
+};
+
+// Updates param, exp_avg and exp_avg_sq of each in place. Throws Error for shapes that differ and a
+// step below 1, before anything is changed.
+void adam_w(const std::vector<AdamWUpdate>& updates, const AdamWOptions& options);
 
 // The definition, in plain ATen.
-void adam_w_reference(at::Tensor& param, const at::Tensor& grad, at::Tensor& exp_avg,
-                      at::Tensor& exp_avg_sq, int64_t step, const AdamWOptions& options);
+void adam_w_reference(const AdamWUpdate& update, const AdamWOptions& options);
 
 }  // namespace longhaul::ops

@@ -6,13 +6,13 @@
 
 namespace longhaul::ops {
 
-void adam_w_reference(at::Tensor& param, const at::Tensor& grad, at::Tensor& exp_avg,
-                      at::Tensor& exp_avg_sq, int64_t step, const AdamWOptions& options) {
+void adam_w_reference(const AdamWUpdate& update, const AdamWOptions& options) {
   const at::NoGradGuard no_grad;
+  const auto& [param, grad, exp_avg, exp_avg_sq, step, decays] = update;
   const at::Tensor g = options.grad_scale == 1.0 ? grad : grad * options.grad_scale;
   const double correction1 = 1 - std::pow(options.beta1, step);
   const double correction2 = 1 - std::pow(options.beta2, step);
-  param.mul_(1 - options.lr * options.weight_decay);
+  if (decays) param.mul_(1 - options.lr * options.weight_decay);
   exp_avg.mul_(options.beta1).add_(g, 1 - options.beta1);
   exp_avg_sq.mul_(options.beta2).addcmul_(g, g, 1 - options.beta2);
   const at::Tensor denominator = exp_avg_sq.sqrt().div_(std::sqrt(correction2)).add_(options.eps);

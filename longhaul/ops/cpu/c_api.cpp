@@ -138,6 +138,43 @@ const char* check(const longhaul_moe_token_unpermute_args& a) {
   return check_inverse(a.inverse, a.T, a.k, a.D);
 }
 
+const char* check(const longhaul_cross_entropy_args& a) {
+  if (a.rows < 0 || a.V < 0) return "rows and V must not be negative";
+  for (int64_t i = 0; i < a.rows; ++i) {
+    const bool counts = a.labels[i] != -100;
+    if (counts && (a.labels[i] < 0 || a.labels[i] >= a.V)) {
+      return "a label is out of bounds: neither -100 nor in 0 .. V - 1";
+    }
+  }
+  return nullptr;
+}
+
+const char* check(const longhaul_adam_w_args& a) {
+  for (int64_t i = 0; i < a.count; ++i) {
+    if (a.parameters[i].n < 0) return "n must not be negative";
+    if (a.parameters[i].step < 1) return "step must be at least 1";
+  }
+  return nullptr;
+}
+
+const char* check(const longhaul_sum_of_squares_args& a) {
+  for (int64_t i = 0; i < a.count; ++i) {
+    if (a.arrays[i].n < 0) return "n must not be negative";
+  }
+  return nullptr;
+}
+
+const char* check(const longhaul_moe_gating_top_k_args& a) {
+  if (a.T < 0) return "T must not be negative";
+  if (a.k < 1 || a.k > a.E) return "k must be 1 to E";
+  if (a.n_group < 1 || a.E % a.n_group != 0) return "n_group must divide E";
+  if (a.topk_group < 1 || a.topk_group > a.n_group) return "topk_group must be 1 to n_group";
+  for (int64_t i = 0; a.chosen && i < a.T * a.k; ++i) {
+    if (a.experts[i] < 0 || a.experts[i] >= a.E) return "experts must lie in 0 .. E - 1";
+  }
+  return nullptr;
+}
+
 }  // namespace
 }  // namespace longhaul::cpu
 
@@ -278,6 +315,46 @@ const char* longhaul_moe_token_permute(const longhaul_moe_token_permute_args* ar
 const char* longhaul_moe_token_unpermute(const longhaul_moe_token_unpermute_args* args) {
   if (const char* wrong = check(*args)) return wrong;
   kernels().moe_token_unpermute(*args);
+  return nullptr;
+}
+
+const char* longhaul_cross_entropy(const longhaul_cross_entropy_args* args) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().cross_entropy(*args);
+  return nullptr;
+}
+
+const char* longhaul_adam_w(const longhaul_adam_w_args* args) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().adam_w(*args);
+  return nullptr;
+}
+
+size_t longhaul_sum_of_squares_workspace(const longhaul_sum_of_squares_args* args) {
+  return kernels().sum_of_squares_workspace(*args);
+}
+
+const char* longhaul_sum_of_squares(const longhaul_sum_of_squares_args* args, void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().sum_of_squares(*args, workspace);
+  return nullptr;
+}
+
+size_t longhaul_moe_gating_top_k_workspace(const longhaul_moe_gating_top_k_args* args) {
+  return kernels().moe_gating_top_k_workspace(*args);
+}
+
+const char* longhaul_moe_gating_top_k(const longhaul_moe_gating_top_k_args* args, void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().moe_gating_top_k(*args, workspace);
+  return nullptr;
+}
+
+const char* longhaul_moe_gating_top_k_grad(const longhaul_moe_gating_top_k_grad_args* args) {
+  auto forward = args->forward;
+  forward.chosen = 1;
+  if (const char* wrong = check(forward)) return wrong;
+  kernels().moe_gating_top_k_grad(*args);
   return nullptr;
 }
 

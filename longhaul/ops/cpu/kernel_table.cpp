@@ -29,6 +29,13 @@ const KernelTable kTable = {
     .swiglu_grad = swiglu_grad,
     .moe_token_permute = moe_token_permute,
     .moe_token_unpermute = moe_token_unpermute,
+    .cross_entropy = cross_entropy,
+    .adam_w = adam_w,
+    .sum_of_squares_workspace = sum_of_squares_workspace,
+    .sum_of_squares = sum_of_squares,
+    .moe_gating_top_k_workspace = moe_gating_top_k_workspace,
+    .moe_gating_top_k = moe_gating_top_k,
+    .moe_gating_top_k_grad = moe_gating_top_k_grad,
 };
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -33,6 +33,13 @@ struct KernelTable {
   void (*swiglu_grad)(const longhaul_swiglu_grad_args&);
   void (*moe_token_permute)(const longhaul_moe_token_permute_args&);
   void (*moe_token_unpermute)(const longhaul_moe_token_unpermute_args&);
+  void (*cross_entropy)(const longhaul_cross_entropy_args&);
+  void (*adam_w)(const longhaul_adam_w_args&);
+  size_t (*sum_of_squares_workspace)(const longhaul_sum_of_squares_args&);
+  void (*sum_of_squares)(const longhaul_sum_of_squares_args&, void*);
+  size_t (*moe_gating_top_k_workspace)(const longhaul_moe_gating_top_k_args&);
+  void (*moe_gating_top_k)(const longhaul_moe_gating_top_k_args&, void*);
+  void (*moe_gating_top_k_grad)(const longhaul_moe_gating_top_k_grad_args&);
 };
 
 #ifdef LONGHAUL_ISA
@@ -62,6 +69,13 @@ void swiglu(const longhaul_swiglu_args&);
 void swiglu_grad(const longhaul_swiglu_grad_args&);
 void moe_token_permute(const longhaul_moe_token_permute_args&);
 void moe_token_unpermute(const longhaul_moe_token_unpermute_args&);
+void cross_entropy(const longhaul_cross_entropy_args&);
+void adam_w(const longhaul_adam_w_args&);
+size_t sum_of_squares_workspace(const longhaul_sum_of_squares_args&);
+void sum_of_squares(const longhaul_sum_of_squares_args&, void* workspace);
+size_t moe_gating_top_k_workspace(const longhaul_moe_gating_top_k_args&);
+void moe_gating_top_k(const longhaul_moe_gating_top_k_args&, void* workspace);
+void moe_gating_top_k_grad(const longhaul_moe_gating_top_k_grad_args&);
 }  // namespace LONGHAUL_ISA
 #endif
 

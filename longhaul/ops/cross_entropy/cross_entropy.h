@@ -1,16 +1,28 @@
 // Cross-entropy together with the output projection.
 //   loss = sum over valid t of  logsumexp(W h[t]) - (W h[t])[label[t]],   label -100 is ignored
 // in fp32 (fp64 for fp64). A sum: the caller divides once by the global number of valid labels.
-// hidden [T, D] and weight [V, D] of one dtype, labels [T] int64: a scalar.
+// hidden [T, D], weight [V, D] of any floating dtype (cast to that of hidden), labels [T] int64: a
+// scalar. In bf16 logits and their gradient are rounded once each; all between is fp32.
+//   dlogits[t] = softmax(logits[t]) - onehot(label[t]),   dhidden = dlogits W,   dW = dlogits^T
+//   hidden
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include "longhaul/ops/kernel.h"
 
 namespace longhaul::ops {
 
 inline constexpr int64_t kIgnoredLabel = -100;
 
+// Throws Error for shapes that do not fit and labels outside 0 .. V - 1. Fused: fp32 and bf16 on
+// the CPU; there are never more logits than those of a few tokens at a time (64 MiB). The gradients
+// are computed with the loss and kept, so it can be differentiated once; dW is summed up in fp32.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
-                                const at::Tensor& labels_T);
+                                const at::Tensor& labels_T, Kernel kernel = Kernel::kReference);
+
+// The definition, in plain ATen.
+at::Tensor linear_cross_entropy_reference(const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
+                                          const at::Tensor& labels_T);
 
 }  // namespace longhaul::ops

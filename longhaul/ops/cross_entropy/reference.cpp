@@ -6,12 +6,9 @@
 
 namespace longhaul::ops {
 
-Tensor linear_cross_entropy(const Tensor& hidden_TD, const Tensor& weight_VD,
-                            const Tensor& labels_T) {
-  check_dims(labels_T, 1, "cross-entropy: labels");
-  check_dims(weight_VD, 2, "cross-entropy: weight");
-  check_shape(hidden_TD, {labels_T.size(0), weight_VD.size(1)}, "cross-entropy: hidden");
-  const Tensor logits = ops::linear(hidden_TD, weight_VD);
+Tensor linear_cross_entropy_reference(const Tensor& hidden_TD, const Tensor& weight_VD,
+                                      const Tensor& labels_T) {
+  const Tensor logits = ops::linear(hidden_TD, weight_VD.to(hidden_TD.scalar_type()));
   return at::cross_entropy_loss(logits.to(wide_type(logits)), labels_T, /*weight=*/{},
                                 at::Reduction::Sum, kIgnoredLabel);
 }

@@ -4,10 +4,15 @@
 //   groups: score of a group = sum of its min(2, size) largest; the best topk_group stay
 //   then the k largest; ties to the lowest expert (groups likewise)
 //   weight = s_e / (sum over chosen of s + 1e-20) if normalised, times scale
-// All in fp32 (fp64 for fp64). T tokens, E experts.
+// All in fp32 (fp64 for fp64). T tokens, E experts. With S = sum over chosen of s + 1e-20 and dw
+// the gradient of the weights:
+//   ds_e = scale / S (dw_e - sum over chosen of dw s / S) if normalised, else scale dw_e
+//   dlogits = ds s (1 - s) or, softmax, s (ds - sum of s ds)
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include "longhaul/ops/kernel.h"
 
 namespace longhaul::ops {
 
@@ -22,6 +27,19 @@ struct GatingOptions {
   double scale = 1.0;
 };
 
+struct Gating {
+  Tensor scores_TE;
+  Tensor experts_TK;  // int64, no gradient
+  Tensor weights_TK;
+};
+
+// All three. `chosen_TK` (int64) repeats an earlier choice or, undefined, leaves it to the scores;
+// bias [E] may be undefined. Throws Error for shapes, k and groups that do not fit. Fused: fp32 on
+// the CPU, one pass forward and one backward, ties as stated.
+Gating moe_gating_top_k(const Tensor& logits_TE, const Tensor& bias_E, const GatingOptions& options,
+                        const Tensor& chosen_TK = {}, Kernel kernel = Kernel::kReference);
+
+// The definition in its three steps, in plain ATen.
 // s [T, E] from logits [T, E]; differentiable.
 Tensor gating_scores(const Tensor& logits_TE, const GatingOptions& options);
 

@@ -4,6 +4,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"
+#include "longhaul/ops/moe_gating_top_k/check.h"
 #include "longhaul/ops/moe_gating_top_k/moe_gating_top_k.h"
 
 namespace longhaul::ops {
@@ -36,12 +37,7 @@ Tensor gating_scores(const Tensor& logits_TE, const GatingOptions& options) {
 }
 
 Tensor choose_experts(const Tensor& scores_TE, const Tensor& bias_E, const GatingOptions& options) {
-  check_dims(scores_TE, 2, "router scores");
-  LONGHAUL_CHECK(options.k >= 1 && options.k <= scores_TE.size(1), "top-{} of {} experts",
-                 options.k, scores_TE.size(1));
-  LONGHAUL_CHECK(options.topk_group >= 1 && options.topk_group <= options.n_group,
-                 "the best {} of {} groups", options.topk_group, options.n_group);
-  if (bias_E.defined()) check_shape(bias_E, {scores_TE.size(1)}, "router bias");
+  check_gating(scores_TE, bias_E, options);
   const at::NoGradGuard no_grad;
   const Tensor biased = bias_E.defined() ? scores_TE + bias_E : scores_TE.detach();
   return stable_topk(options.n_group > 1 ? limit_to_groups(biased, options) : biased, options.k)

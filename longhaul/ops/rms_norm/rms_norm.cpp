@@ -28,7 +28,10 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
                                       .x = x_RD.const_data_ptr(),
                                       .weight = weight.const_data_ptr(),
                                       .y = y.data_ptr(),
-                                      .rstd = rstd.data_ptr<float>()});
+                                      .rstd = rstd.data_ptr<float>(),
+                                      .residual_stride = 0,
+                                      .residual = nullptr,
+                                      .sum = nullptr});
     return y;
   }
 
@@ -52,7 +55,9 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
                                              .weight = weight.const_data_ptr(),
                                              .rstd = rstd.const_data_ptr<float>(),
                                              .d_x = d_x.data_ptr(),
-                                             .d_weight = d_weight.data_ptr<float>()});
+                                             .d_weight = d_weight.data_ptr<float>(),
+                                             .d_sum_stride = 0,
+                                             .d_sum = nullptr});
     }
     return {d_x, d_weight.to(weight_D.scalar_type()), Tensor()};
   }

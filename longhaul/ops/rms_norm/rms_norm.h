@@ -17,6 +17,17 @@ namespace longhaul::ops {
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight_D, double eps,
                     Kernel kernel = Kernel::kReference);
 
+// A block's output joins the residual stream, and the next norm follows:
+//   sum = x + residual,  y = rms_norm(sum);   dx = dresidual = dsum + (gradient through the norm)
+struct NormedSum {
+  at::Tensor y, sum;
+};
+
+// x and residual of one shape and dtype, else Error. Fused: the bits of addition and rms_norm one
+// after the other, forward and backward, in one pass over memory each.
+NormedSum rms_norm_add(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight_D,
+                       double eps, Kernel kernel = Kernel::kReference);
+
 // The definition, in plain ATen.
 at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight_D, double eps);
 

@@ -2,6 +2,7 @@
 #include "include/longhaul/kernels.h"
 #include "longhaul/ops/cpu/kernel_table.h"
 #include "longhaul/ops/cpu/rows.h"
+#include "longhaul/ops/cpu/sigmoid.h"
 
 namespace longhaul::cpu::LONGHAUL_ISA {
 namespace {
@@ -10,18 +11,6 @@ using Args = longhaul_swiglu_args;
 using GradArgs = longhaul_swiglu_grad_args;
 
 constexpr int64_t kRun = 4096;  // elements that a thread takes at a time
-
-struct Sigmoid {
-  Floats of_x, of_minus_x;  // which add up to 1
-};
-
-LONGHAUL_INLINE Sigmoid sigmoid(Floats x) {
-  const Floats small =
-      exp2(Floats(Words(x) | all_words(INT32_MIN)) * kLog2E);  // e^-|x|: cannot overflow
-  const Floats large_part = 1.0F / (1.0F + small), small_part = small * large_part;
-  const Mask positive = greater(x, Floats{});
-  return {select(positive, large_part, small_part), select(positive, small_part, large_part)};
-}
 
 template <typename T, bool kStream>
 void run(const Args& a, int64_t from, int64_t count) {
