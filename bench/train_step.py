@@ -45,8 +45,9 @@ PEERS = [
     Peer("default", {}, [], 1.3),
     Peer("tuned", machine.TUNED_ALLOCATOR, [], 1.0),
     # Beyond "the same model in eager PyTorch": what an expert could still get out of it.
-    Peer("blocked", machine.TUNED_ALLOCATOR, ["--query-block", "256"], None),
-    Peer("onednn", machine.TUNED_ALLOCATOR, ["--onednn"], None),
+    Peer("huge_pages", machine.HUGE_PAGES, [], None),
+    Peer("blocked", machine.HUGE_PAGES, ["--query-block", "256"], None),
+    Peer("onednn", machine.HUGE_PAGES, ["--onednn"], None),
 ]
 
 

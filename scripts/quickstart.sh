@@ -53,7 +53,15 @@ prepare_tokenizer
 if [ -f "$run/.trained" ]; then
   say "training is done (remove $run to begin anew; '$longhaul train $job' goes on)"
 else
+  # After Ctrl-C or SIGTERM the program has saved and says 0, as at the time limit.
+  interrupted=false
+  trap 'interrupted=true' INT TERM
   "$longhaul" train "$job" "$@"
+  trap - INT TERM
+  if "$interrupted"; then
+    say "interrupted; the same command goes on with the training"
+    exit 130
+  fi
   touch "$run/.trained"
 fi
 if [ ! -f "$run/evaluation.json" ] || [ "$run/metrics.jsonl" -nt "$run/evaluation.json" ]; then

@@ -7,16 +7,18 @@ import sys
 import time
 from dataclasses import dataclass
 
-# A peer with the allocator that longhaul gives itself: freed memory is kept and used again.
-TUNED_ALLOCATOR = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "281474976710656",
+# Freed memory is kept and used again: glibc's default gives it back to the system, and every use
+# faults it in anew.
+TUNED_ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "281474976710656"}
+
+# The same in larger steps and in huge pages, which longhaul gives itself.
+HUGE_PAGES = TUNED_ALLOCATOR | {
     "MALLOC_TOP_PAD_": "67108864",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
 # What longhaul gives its own process (longhaul/cli/startup.h).
-PROCESS_POLICY = TUNED_ALLOCATOR | {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "3000"}
+PROCESS_POLICY = HUGE_PAGES | {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "3000"}
 
 # What would change the speed of one side and comes from the caller's shell.
 FOREIGN = (

@@ -53,11 +53,10 @@ fs::path find_exactly(const fs::path& folder, int64_t load_step) {
     }
     const std::string reason = why_unusable(step, Need::kResume, /*thorough=*/true);
     if (reason.empty()) return step.path;
-    fail_user("checkpoint.load_step = {}: '{}' cannot be resumed from: {}", load_step,
-              step.path.string(), reason);
+    fail_user("'{}' cannot be resumed from: {}", step.path.string(), reason);
   }
-  fail_user("checkpoint.load_step = {}: '{}' does not exist; there {}: {}", load_step,
-            step_path(folder, load_step).string(), known.size() == 1 ? "is" : "are",
+  fail_user("'{}' does not exist; there {}: {}", step_path(folder, load_step).string(),
+            known.size() == 1 ? "is" : "are",
             known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
 }
 

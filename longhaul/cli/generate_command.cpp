@@ -85,7 +85,9 @@ void add_generate_command(CLI::App& app) {
   command->add_option("--top-p", how.top_p, "Only the likeliest tokens of this mass together")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  command->add_option("--seed", how.seed, "Of the draws")->capture_default_str();
+  command->add_option("--seed", how.seed, "Of the draws")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command->footer(
       "Example:\n  longhaul generate configs/quickstart.toml --prompt 'def ' --temperature 0.8 "
       "--top-p 0.95");

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 
@@ -16,7 +17,9 @@
 namespace longhaul::cli {
 namespace {
 
+// After what was printed so far, also where both go to one file.
 int fail(int status, const std::string& message) {
+  std::fflush(stdout);
   fmt::print(stderr, "error: {}\n", message);
   return status;
 }
@@ -33,16 +36,20 @@ void add_commands(CLI::App& app) {
   add_version_command(app);
 }
 
-// A word that CLI11 could not place is most often a mistyped command.
+// A word that CLI11 could not place is most often a mistyped command. Other mistakes it words
+// itself: then what is left over are the job file and its settings.
 std::string parse_error(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* last = &app;
   while (!last->get_subcommands().empty()) last = last->get_subcommands().back();
   std::vector<std::string> names;
   for (const auto* command : last->get_subcommands({})) names.push_back(command->get_name());
+  const bool misplaced = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
+                         dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
   const auto extras = last->remaining();
-  const std::string what = extras.empty() ? std::string(error.what())
-                                          : fmt::format("unknown word '{}'{}", extras[0],
-                                                        did_you_mean(extras[0], names));
+  const std::string what =
+      !misplaced || extras.empty()
+          ? std::string(error.what())
+          : fmt::format("unknown word '{}'{}", extras[0], did_you_mean(extras[0], names));
   return fmt::format("{}; see `longhaul --help`", what);
 }
 

@@ -13,10 +13,17 @@ namespace fs = std::filesystem;
 
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
 
+[[noreturn]] void fail_list(const fs::path& path, const std::error_code& code) {
+  fail_user("cannot list '{}': {}", path.string(), code.message());
+}
+
 void add_folder(const fs::path& folder, std::vector<CorpusFile>& files) {
   std::vector<CorpusFile> found, left_out;
+  fs::path last = folder;  // whose entries the iterator reads next; its own error does not say
+  std::error_code error;
   for (auto entry = fs::recursive_directory_iterator(folder);
-       entry != fs::recursive_directory_iterator(); ++entry) {
+       entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+    last = entry->path();
     if (is_hidden(entry->path())) {
       if (entry->is_directory()) entry.disable_recursion_pending();
     } else if (entry->is_regular_file()) {
@@ -25,6 +32,7 @@ void add_folder(const fs::path& folder, std::vector<CorpusFile>& files) {
       left_out.push_back({entry->path(), 0});
     }
   }
+  if (error) fail_list(last, error);
   if (!left_out.empty()) {
     log::warn(
         "'{}': {} entries are left out, such as '{}': links to folders, dead links and devices",
@@ -71,7 +79,7 @@ std::vector<CorpusFile> list_files(const std::string& paths) {
   try {
     for (const auto& part : split_paths(paths)) add_path(part, files);
   } catch (const fs::filesystem_error& error) {
-    fail_user("cannot list '{}': {}", error.path1().string(), error.code().message());
+    fail_list(error.path1(), error.code());
   }
   if (files.empty()) fail_user("there are no files in '{}'; give a folder with text files", paths);
   return files;

@@ -47,8 +47,11 @@ std::optional<uint64_t> PackedDataset::num_rows() const {
 }
 
 DatasetInfo PackedDataset::info() const {
-  return {.documents = static_cast<int64_t>(corpus_.document_ends.size()),
-          .tokens = static_cast<int64_t>(corpus_.ids.size()),
+  const auto documents = static_cast<int64_t>(corpus_.document_ends.size());
+  const auto tokens = static_cast<int64_t>(corpus_.ids.size());
+  return {.documents = documents,
+          .tokens = tokens,
+          .labels = tokens - (options_.document_mask ? documents : 1),
           .text_bytes = corpus_.text_bytes,
           .rows = static_cast<int64_t>(rows_in_a_pass()),
           .max_id = max_id_};

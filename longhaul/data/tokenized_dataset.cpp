@@ -176,6 +176,7 @@ void TokenizedDataset::add(const Row& row) {
   info_.rows = static_cast<int64_t>(num_rows_);
   for (size_t t = 0; t < row.input_ids.size(); ++t) {
     info_.tokens += row.position_ids[t] != kPaddingPosition;
+    info_.labels += row.labels[t] != kIgnoredLabel;
     info_.documents += row.position_ids[t] == 0;
     info_.max_id = std::max({info_.max_id, row.input_ids[t], row.labels[t]});
   }

@@ -86,6 +86,12 @@ DataRequest request_of(const char* key, const std::string& dataset,
 void check_amount(const data::DatasetInfo& info, const DataRequest& request,
                   const JobConfig& config) {
   const std::string key = request.key + ".dataset_path";
+  if (request.dataset == "tokenized" && info.labels == 0) {
+    fail_setting(config, key,
+                 fmt::format("'{}' has no label that counts: all are -100 or padding, and nothing "
+                             "can be learnt or measured",
+                             *request.path));
+  }
   if (request.dataset != "tokenized" && info.tokens <= 2 * info.documents) {
     fail_setting(config, key,
                  fmt::format("'{}' holds one token a document, from which nothing can be learnt; "
@@ -103,10 +109,9 @@ void check_amount(const data::DatasetInfo& info, const DataRequest& request,
 data::Tokenizer load_tokenizer(const JobConfig& config) {
   const fs::path place = tokenizer_place(config);
   if (!holds_tokenizer(place)) {
-    fail_user(
-        "no tokenizer.json in '{}' (model.hf_assets_path); make one with `longhaul tokenizer "
-        "train` or set model.tokenizer_path",
-        place.string());
+    fail_setting(config, "model.hf_assets_path",
+                 fmt::format("no tokenizer.json in '{}'; make one with `longhaul tokenizer train`",
+                             place.string()));
   }
   return data::Tokenizer::load(place);
 }

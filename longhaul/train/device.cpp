@@ -11,13 +11,14 @@
 
 namespace longhaul::train {
 
-at::Device choose_device(const std::string& wanted) {
+at::Device choose_device(const JobConfig& config) {
+  const std::string& wanted = config.training.device;
   const bool has_cuda = at::hasCUDA() && at::detail::getCUDAHooks().deviceCount() > 0;
   if (wanted == "cuda" && !has_cuda) {
-    fail_user(
-        "training.device = \"cuda\", but there is no CUDA device for this program (no driver, none "
-        "visible, or built without CUDA: see `longhaul version`); set training.device = \"cpu\" or "
-        "\"auto\"");
+    fail_setting(
+        config, "training.device",
+        "\"cuda\", but there is no CUDA device for this program (no driver, none visible, or "
+        "built without CUDA: see `longhaul version`); set it to \"cpu\" or \"auto\"");
   }
   return wanted == "cuda" || (wanted == "auto" && has_cuda) ? at::Device(at::kCUDA, 0)
                                                             : at::Device(at::kCPU);

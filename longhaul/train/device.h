@@ -4,12 +4,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
+#include "longhaul/config/job_config.h"
 
 namespace longhaul::train {
 
-// "auto": CUDA if there is a device, else the CPU. UserError if "cuda" is asked for and absent.
-at::Device choose_device(const std::string& wanted);
+// training.device: "auto" is CUDA if there is a device, else the CPU. UserError if "cuda" is asked
+// for and absent.
+at::Device choose_device(const JobConfig& config);
 
 // Waits until the device has done all that it was given. A CPU always has.
 void synchronize(at::Device device);

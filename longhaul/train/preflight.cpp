@@ -19,7 +19,7 @@ namespace longhaul::train {
 namespace {
 
 void check_memory(const JobConfig& config, const ResolvedModel& resolved) {
-  const at::Device device = choose_device(config.training.device);
+  const at::Device device = choose_device(config);
   if (!device.is_cpu()) return;
   const auto settings = model_settings(config, device);
   const auto parameters = deepseek_v3::count_parameters(resolved.shape, settings).total;

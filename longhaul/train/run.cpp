@@ -99,6 +99,7 @@ class Run {
   StepMetrics take_step();
   void resume_or_begin();
   void open_validation();
+  void open_metrics(const fs::path& folder);
   void after_step(StepMetrics& metrics);
   void report(const StepMetrics& metrics);
   double seconds_left() const;
@@ -164,9 +165,7 @@ void Run::prepare() {
   resume_or_begin();
   first_step_ = trainer_.progress().step;
   const fs::path folder = config_.job.dump_folder;
-  // A run that saves nothing cannot be gone on from, so it must not cut what others have written.
-  const int64_t kept_steps = saves() || !config_.checkpoint.enable ? first_step_ : 0;
-  metrics_ = std::make_unique<MetricsLog>(folder / "metrics.jsonl", kept_steps);
+  open_metrics(folder);
   write_atomic(folder / "job.toml", to_toml(config_));
   if (config_.job.save_config_file) {
     write_atomic(folder / *config_.job.save_config_file, to_toml(config_));
@@ -177,6 +176,15 @@ void Run::prepare() {
                                                     ProgressLine::Unit::kCount, output);
   }
   start_ = Clock::now();
+}
+
+// A run that only looks at checkpoints cannot be gone on from, so the history of the run that it
+// looks at stays as it is, and its own goes to a file beside.
+void Run::open_metrics(const fs::path& folder) {
+  const bool only_looks = config_.checkpoint.enable && !saves();
+  const bool beside = only_looks && !read_metrics(folder / "metrics.jsonl").empty();
+  metrics_ = std::make_unique<MetricsLog>(
+      folder / (beside ? "metrics.load_only.jsonl" : "metrics.jsonl"), beside ? 0 : first_step_);
 }
 
 void Run::open_validation() {
@@ -192,8 +200,12 @@ void Run::resume_or_begin() {
   const fs::path folder = checkpoint_folder(config_);
   // As in TorchTitan, load_step matters only once there is something to choose from.
   const bool any = !checkpoint::list_steps(folder).empty();
-  if (const auto found =
-          any ? checkpoint::find_resumable(folder, options.load_step) : std::nullopt) {
+  if (!any && options.load_step > 0) {
+    log::warn("checkpoint.load_step = {}: there are no checkpoints in {}, so the run begins anew",
+              options.load_step, folder.string());
+  }
+  const auto find = [&] { return checkpoint::find_resumable(folder, options.load_step); };
+  if (const auto found = any ? name_setting(config_, "checkpoint.load_step", find) : std::nullopt) {
     if (options.load_step >= 0 && saves()) abandon_later_steps(folder, options.load_step);
     trainer_.restore(checkpoint::load(*found, /*verify=*/false));
     log::info("resumed from {}", found->string());

@@ -45,8 +45,7 @@ converters::Properties converter_properties(const JobConfig& config) {
   const bool has_indexer = config.model.name != "deepseek_v3";
   return {.compute_dtype = settings.compute_dtype,
           .absorbed_mla = settings.mla_form == deepseek_v3::MlaForm::kAbsorbed,
-          .sparse_attention =
-              has_indexer && settings.stage == deepseek_v3::IndexerStage::kSparse};
+          .sparse_attention = has_indexer && settings.stage == deepseek_v3::IndexerStage::kSparse};
 }
 
 void apply_converters(const JobConfig& config, nn::Module& model) {

@@ -8,6 +8,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
+#include "longhaul/base/safetensors.h"
 #include "longhaul/checkpoint/hf_reader.h"
 #include "longhaul/config/load.h"
 #include "longhaul/config/write.h"
@@ -152,8 +153,21 @@ void load_model_tensors(deepseek_v3::Model& model, const checkpoint::TensorMap& 
   for (const auto& state : wanted) state.tensor->copy_(tensors.at(state.name));
 }
 
+// Numbers that mean nothing without the scales of a quantization would load without a word.
+void refuse_quantized(const checkpoint::HfReader& reader, const std::string& path) {
+  for (const auto& name : reader.names()) {
+    const auto dtype = reader.info(name).dtype;
+    const bool floating = dtype == safetensors::DType::kF32 || dtype == safetensors::DType::kF64 ||
+                          dtype == safetensors::DType::kBF16 || dtype == safetensors::DType::kF16;
+    if (floating) continue;
+    fail_user("{}: {} is {}: quantized weights cannot be read yet; convert them to bfloat16", path,
+              name, safetensors::dtype_name(dtype));
+  }
+}
+
 void load_hf_folder(deepseek_v3::Model& model, const std::string& path) {
   const checkpoint::HfReader reader(path);
+  refuse_quantized(reader, path);
   deepseek_v3::HfSource source;
   source.origin = path;
   source.names = reader.names();

@@ -38,7 +38,7 @@ TrainedModel load_trained_model(const JobConfig& config, const std::string& chec
         folder.string());
   }
   const auto [place, verified] = find(checkpoint.empty() ? folder : fs::path(checkpoint));
-  const auto settings = model_settings(config, choose_device(config.training.device));
+  const auto settings = model_settings(config, choose_device(config));
   const auto shape = resolve_model(config).shape;
   TrainedModel trained{std::make_unique<deepseek_v3::Model>(shape, settings), place.path.string()};
   apply_converters(config, *trained.model);
@@ -53,7 +53,7 @@ TrainedModel load_trained_model(const JobConfig& config, const std::string& chec
 
 TrainedModel untrained_model(const JobConfig& config) {
   const ResolvedModel resolved = resolve_model(config);
-  return {build_model(config, resolved, choose_device(config.training.device)), "untrained"};
+  return {build_model(config, resolved, choose_device(config)), "untrained"};
 }
 
 }  // namespace longhaul::train

@@ -52,7 +52,7 @@ std::unique_ptr<deepseek_v3::Model> build_model(const JobConfig& config,
 Trainer::Trainer(const JobConfig& config, const ResolvedModel& resolved)
     : config_(config),
       batch_sizes_(train::batch_sizes(config)),
-      device_(choose_device(config.training.device)),
+      device_(choose_device(config)),
       dataset_(open_data(
           training_data(config, resolved.shape.vocab_size, resolved.shape.num_nextn_predict_layers),
           config)),

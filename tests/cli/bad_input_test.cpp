@@ -141,6 +141,21 @@ TEST_F(BadInput, TokenisedRows) {
       {R"({"input_ids": [1, 2, 3, 4)", "rows.jsonl:2: not valid JSON"},
   };
   for (const auto& [row, error] : rows) expect_user_error(train_on_row(row), {error});
+  spill(path("none.jsonl"), R"({"input_ids": [1, 2], "labels": [-100, -100]})");
+  expect_user_error(
+      train_on("none.jsonl", {"--training.dataset", "tokenized", "--training.seq_len", "2"}),
+      {"training.dataset_path: 'none.jsonl' has no label that counts"});
+}
+
+// What the command line's own options get wrong is not laid on the job file before them.
+TEST_F(BadInput, OptionsOfACommand) {
+  const std::pair<Words, const char*> mistakes[] = {
+      {{"generate", "job.toml", "--prompt", "x", "--temperature", "-1"}, "--temperature"},
+      {{"generate", "job.toml", "--prompt", "x", "--max-new-tokens", "many"}, "--max-new-tokens"},
+      {{"generate", "job.toml", "--prompt", "x", "--seed", "-1"}, "--seed"},
+      {{"config", "check", "job.toml", "--ranks", "1.5"}, "--ranks"},
+      {{"trian", "job.toml"}, "unknown word 'trian', did you mean 'train'?"}};
+  for (const auto& [words, error] : mistakes) expect_user_error(run(words), {error});
 }
 
 TEST_F(BadInput, JobFiles) {
@@ -197,8 +212,8 @@ TEST_F(BadInput, ANoDecayPatternWithoutAParameter) {
 TEST_F(BadInput, ADeviceThatIsNotThere) {
   const auto result = train_only({"--training.device", "cuda"});
   if (result.status == 0) GTEST_SKIP() << "this machine has a CUDA device";
-  expect_user_error(result,
-                    {"training.device = \"cuda\"", "no CUDA device", "\"cpu\" or \"auto\""});
+  expect_user_error(
+      result, {"command line: training.device: \"cuda\"", "no CUDA device", "\"cpu\" or \"auto\""});
 }
 
 TEST_F(BadInput, MoreMemoryThanThereIs) {
@@ -322,6 +337,15 @@ TEST_F(BadWeights, MissingAndMisshapenTensors) {
   fs::remove(path("hf/model.safetensors"));
   expect_user_error(start_from_it(), {"'hf' holds neither model.safetensors nor"});
   EXPECT_FALSE(fs::exists(path("run/checkpoint")));
+}
+
+TEST_F(BadWeights, QuantizedTensors) {
+  rewrite([](safetensors::TensorInfo& info, std::string&) {
+    if (info.name == "model.norm.weight") info.dtype = safetensors::DType::kI32;
+    return true;
+  });
+  expect_user_error(start_from_it(),
+                    {"hf: model.norm.weight is I32: quantized weights cannot be read yet"});
 }
 
 TEST_F(BadWeights, NanInAWeightStopsBeforeTheUpdate) {
