@@ -238,6 +238,36 @@ typedef struct longhaul_swiglu_grad_args {
 
 const char* longhaul_swiglu_grad(const longhaul_swiglu_grad_args* args);
 
+/* A run of rows for each of E groups, counts[e] of them, times the group's matrix. The runs follow
+ * each other; rows behind the last one give 0. Transposed, it is the gradient of the rows. N and K
+ * are multiples of 32. */
+typedef struct longhaul_grouped_matmul_args {
+  longhaul_dtype dtype;
+  int transposed; /* 0: out = in weight^T, 1: out = in weight */
+  int64_t M, N, K, E;
+  const int64_t* counts; /* [E], together at most M */
+  const void* in;        /* [M, K]; transposed: [M, N] */
+  const void* weight;    /* [E, N, K] */
+  void* out;             /* out [M, N]; transposed: [M, K] */
+} longhaul_grouped_matmul_args;
+
+size_t longhaul_grouped_matmul_workspace(const longhaul_grouped_matmul_args* args);
+const char* longhaul_grouped_matmul(const longhaul_grouped_matmul_args* args, void* workspace);
+
+/* The gradient of the matrices: d_weight[e] = dy^T x over the rows of group e, 0 without rows. */
+typedef struct longhaul_grouped_matmul_grad_args {
+  longhaul_dtype dtype;
+  int64_t M, N, K, E;
+  const int64_t* counts; /* [E] */
+  const void* dy;        /* [M, N] */
+  const void* x;         /* [M, K] */
+  void* d_weight;        /* out [E, N, K] */
+} longhaul_grouped_matmul_grad_args;
+
+size_t longhaul_grouped_matmul_grad_workspace(const longhaul_grouped_matmul_grad_args* args);
+const char* longhaul_grouped_matmul_grad(const longhaul_grouped_matmul_grad_args* args,
+                                         void* workspace);
+
 /* permuted[inverse[t, i]] = probs[t, i] * tokens[t] for k choices i of every token. `inverse` is a
  * permutation of the rows. With d_probs it is the gradient of longhaul_moe_token_unpermute at
  * `rows`, given its result's gradient as `tokens`: d_probs[t, i] = tokens[t] . rows[inverse[t, i]].

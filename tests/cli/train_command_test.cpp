@@ -142,8 +142,8 @@ TEST_F(TrainCommand, ConvertersThatCannotBeApplied) {
   refused({"--training.dtype", "float64"}, "float32 or bfloat16");
   expect_user_error(train_only({"--model.converters", "rms_norm", "--training.dtype", "float64"}),
                     {"model.converters: converter 'rms_norm' needs a compute dtype of float32"});
-  expect_user_error(train_only({"--model.converters", "npu_gmm"}),
-                    {"gmm and quantize.* are not there in this version"});
+  expect_user_error(train_only({"--model.converters", "quantize.linear.float8"}),
+                    {"quantize.* is not there in this version"});
   expect_user_error(train_only({"--model.converters", "dsa,npu_dsa"}),
                     {"converter 'npu_dsa' claims what another one in the list has already"});
   // The check without training says the same.

@@ -71,8 +71,7 @@ TEST(Capability, EverySettingThatIsNotThere) {
       {{"--metrics.enable_wandb"}, "metrics.enable_wandb"},
       {{"--model.print_after_conversion"}, "model.print_after_conversion"},
       {{"--model.converters", "npu_dsa,quantize.linear.float8"}, "model.converters"},
-      {{"--model.converters", "rms_norm,gmm"}, "model.converters"},
-      {{"--model.converters", "npu_gmm"}, "model.converters"},
+      {{"--model.converters", "rms_norm,quantize.grouped_mm.mx"}, "model.converters"},
       {{"--memory_estimation.enable"}, "memory_estimation.enable"},
       {{"--experimental.custom_import", "a.b"}, "experimental.custom_import"},
   };

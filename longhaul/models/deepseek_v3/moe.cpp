@@ -43,9 +43,10 @@ Experts::Experts(const ModelConfig& config, const nn::TensorSpec& spec) {
 
 Tensor Experts::forward(const Tensor& rows_MD, const Tensor& counts_E) const {
   const auto dtype = rows_MD.scalar_type();
-  const Tensor gate = ops::grouped_matmul(rows_MD, gate_proj_.to(dtype), counts_E);
-  const Tensor up = ops::grouped_matmul(rows_MD, up_proj_.to(dtype), counts_E);
-  return ops::grouped_matmul(ops::swiglu(gate, up, kernel_), down_proj_.to(dtype), counts_E);
+  const Tensor gate = ops::grouped_matmul(rows_MD, gate_proj_.to(dtype), counts_E, kernel_);
+  const Tensor up = ops::grouped_matmul(rows_MD, up_proj_.to(dtype), counts_E, kernel_);
+  return ops::grouped_matmul(ops::swiglu(gate, up, kernel_), down_proj_.to(dtype), counts_E,
+                             kernel_);
 }
 
 Router::Router(int64_t layer, const ModelConfig& config, const ModelSettings& settings)
@@ -87,9 +88,8 @@ Router::Routing Router::forward(const Tensor& x_TD, const Tensor& valid_T,
   const auto wide = ops::wide_type(x_TD);
   Routing routing;
   routing.logits_TE = ops::linear(x_TD.to(wide), weight_.to(wide));
-  const auto gating =
-      ops::moe_gating_top_k(routing.logits_TE, e_score_correction_bias_, options_,
-                            choice_before_scores(x_TD.size(0), ctx), kernel_);
+  const auto gating = ops::moe_gating_top_k(routing.logits_TE, e_score_correction_bias_, options_,
+                                            choice_before_scores(x_TD.size(0), ctx), kernel_);
   decide_once(ctx.decisions ? &ctx.decisions->experts : nullptr, layer_,
               [&] { return gating.experts_TK; });
   const Tensor invalid = valid_T.logical_not().unsqueeze(1);

@@ -107,6 +107,27 @@ const char* check(const longhaul_rms_norm_grad_args& a) {
   return a.D < 1 ? "D must be at least 1" : nullptr;
 }
 
+// Widths come in panels of 32; groups may not hold more rows than there are.
+const char* check_groups(int64_t M, int64_t N, int64_t K, int64_t E, const int64_t* counts) {
+  if (M < 0 || E < 0) return "M and E must not be negative";
+  if (N < 1 || K < 1 || N % 32 != 0 || K % 32 != 0) return "N and K must be multiples of 32";
+  int64_t rows = 0;
+  for (int64_t e = 0; e < E; ++e) {
+    if (counts[e] < 0) return "counts must not be negative";
+    if (counts[e] > M - rows) return "counts add up to more than M";
+    rows += counts[e];
+  }
+  return nullptr;
+}
+
+const char* check(const longhaul_grouped_matmul_args& a) {
+  return check_groups(a.M, a.N, a.K, a.E, a.counts);
+}
+
+const char* check(const longhaul_grouped_matmul_grad_args& a) {
+  return check_groups(a.M, a.N, a.K, a.E, a.counts);
+}
+
 const char* check(const longhaul_rotary_mul_args& a) {
   if (a.T < 0 || a.H < 0) return "T and H must not be negative";
   return a.R < 0 || a.R % 2 != 0 ? "R must be even" : nullptr;
@@ -285,6 +306,27 @@ size_t longhaul_rms_norm_grad_workspace(const longhaul_rms_norm_grad_args* args)
 const char* longhaul_rms_norm_grad(const longhaul_rms_norm_grad_args* args, void* workspace) {
   if (const char* wrong = check(*args)) return wrong;
   kernels().rms_norm_grad(*args, workspace);
+  return nullptr;
+}
+
+size_t longhaul_grouped_matmul_workspace(const longhaul_grouped_matmul_args* args) {
+  return kernels().grouped_matmul_workspace(*args);
+}
+
+const char* longhaul_grouped_matmul(const longhaul_grouped_matmul_args* args, void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().grouped_matmul(*args, workspace);
+  return nullptr;
+}
+
+size_t longhaul_grouped_matmul_grad_workspace(const longhaul_grouped_matmul_grad_args* args) {
+  return kernels().grouped_matmul_grad_workspace(*args);
+}
+
+const char* longhaul_grouped_matmul_grad(const longhaul_grouped_matmul_grad_args* args,
+                                         void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().grouped_matmul_grad(*args, workspace);
   return nullptr;
 }
 

@@ -4,6 +4,7 @@
 // of keys while it is in the cache. Keys that a group does not see are skipped.
 #pragma once
 
+#include "longhaul/ops/cpu/dtype.h"
 #include "longhaul/ops/cpu/heads.h"
 #include "longhaul/ops/cpu/workspace.h"
 
@@ -125,12 +126,6 @@ LONGHAUL_INLINE void load_lse(const float* maxima, const float* sums, int64_t st
     s[i] = there ? sums[i * stride] : 1;
   }
   for (int v = 0; v < kVectors; ++v) lse[v] = load(m + v * kLanes) + log2(load(s + v * kLanes));
-}
-
-// Calls f<T>().
-template <typename F>
-auto with_dtype(longhaul_dtype dtype, const F& f) {
-  return dtype == LONGHAUL_FLOAT32 ? f.template operator()<float>() : f.template operator()<bf16>();
 }
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -53,8 +53,8 @@ LONGHAUL_INLINE float sum_over(int64_t n, const F& term) {
   return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// v as it would come back from memory as T: rounded before anything else is done with it, so also no
-// part of a fused multiply-add.
+// v as it would come back from memory as T: rounded before anything else is done with it, so also
+// no part of a fused multiply-add.
 template <typename T>
 LONGHAUL_INLINE Floats as_rounded(Floats v) {
   if constexpr (sizeof(T) == sizeof(float)) return __builtin_assoc_barrier(v);

@@ -8,9 +8,17 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "longhaul/ops/kernel.h"
+
 namespace longhaul::ops {
 
+// Fused: fp32 and bf16 on the CPU, N and K multiples of 32; each group's matrix is packed once for
+// all of its rows, and nothing is made anew for a new number of rows.
 at::Tensor grouped_matmul(const at::Tensor& x_MK, const at::Tensor& weight_ENK,
-                          const at::Tensor& counts_E);
+                          const at::Tensor& counts_E, Kernel kernel = Kernel::kReference);
+
+// The definition: a product for each group.
+at::Tensor grouped_matmul_reference(const at::Tensor& x_MK, const at::Tensor& weight_ENK,
+                                    const at::Tensor& counts_E);
 
 }  // namespace longhaul::ops

@@ -94,11 +94,8 @@ struct GroupedMatmul : torch::autograd::Function<GroupedMatmul> {
 
 }  // namespace
 
-Tensor grouped_matmul(const Tensor& x_MK, const Tensor& weight_ENK, const Tensor& counts_E) {
-  LONGHAUL_CHECK(x_MK.dim() == 2 && weight_ENK.dim() == 3 && x_MK.size(1) == weight_ENK.size(2) &&
-                     counts_E.numel() == weight_ENK.size(0),
-                 "grouped_matmul: x [{}], weight [{}], {} counts", shape_text(x_MK),
-                 shape_text(weight_ENK), counts_E.numel());
+Tensor grouped_matmul_reference(const Tensor& x_MK, const Tensor& weight_ENK,
+                                const Tensor& counts_E) {
   return GroupedMatmul::apply(x_MK.contiguous(), weight_ENK, counts_E);
 }
 

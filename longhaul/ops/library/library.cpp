@@ -179,7 +179,7 @@ Tensor moe_token_unpermute(const Tensor& permuted, const Tensor& sorted_indices,
 }
 
 Tensor grouped_matmul(const Tensor& x, const Tensor& weight, const Tensor& group_list) {
-  return ops::grouped_matmul(x, weight, group_list.to(at::kLong));
+  return ops::grouped_matmul(x, weight, group_list.to(at::kLong), Kernel::kFused);
 }
 
 Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
