@@ -58,7 +58,7 @@ TEST(IndexerTraining, OneSparseStepMovesItByTheKlTermOnly) {
       EXPECT_TRUE(parameter.tensor->grad().defined()) << parameter.name;
       const at::Tensor before = parameter.tensor->clone();
       at::Tensor m = at::zeros_like(before), v = at::zeros_like(before);
-      ops::adam_w(*parameter.tensor, parameter.tensor->grad(), m, v, 1,
+      ops::adam_w({{*parameter.tensor, parameter.tensor->grad(), m, v, 1}},
                   {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0});
       moved[parameter.name] = *parameter.tensor - before;
     }
