@@ -28,7 +28,8 @@ bool loads_initial(const JobConfig& config) {
 // Whether a converter is there, by its name in a job file.
 bool has_kernel(const std::string& converter) {
   const std::string name = converter.starts_with("npu_") ? converter.substr(4) : converter;
-  return name == "dsa" || name == "rms_norm" || name == "rope" || name == "permute";
+  return name == "dsa" || name == "rms_norm" || name == "rope" || name == "permute" ||
+         name == "cross_entropy";
 }
 
 std::vector<Rule> parallel_rules() {

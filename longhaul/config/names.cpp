@@ -12,7 +12,7 @@ bool is_available_dataset(const std::string& name) {
 
 Strings converter_names() {
   Strings names;
-  for (const char* kernel : {"dsa", "rms_norm", "rope", "permute", "gmm"}) {
+  for (const char* kernel : {"dsa", "rms_norm", "rope", "permute", "gmm", "cross_entropy"}) {
     names.push_back(kernel);
     names.push_back(std::string("npu_") + kernel);
   }

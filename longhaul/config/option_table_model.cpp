@@ -14,8 +14,8 @@ void add_model(std::vector<Option>& table) {
             "Folder with tokenizer files, config.json and perhaps weights.");
   model.key("tokenizer_path", &S::tokenizer_path, "Old name of hf_assets_path, which it replaces.");
   model.key("converters", &S::converters,
-            "Module replacements, applied in this order: dsa, rms_norm, rope, permute, gmm (also "
-            "with the prefix npu_), quantize.linear.float8, ...");
+            "Module replacements, applied in this order: dsa, rms_norm, rope, permute, gmm, "
+            "cross_entropy (also with the prefix npu_), quantize.linear.float8, ...");
   model.key("print_after_conversion", &S::print_after_conversion,
             "Print the modules after the converters.");
   model.own("init_std", &S::init_std,

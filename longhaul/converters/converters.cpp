@@ -50,7 +50,11 @@ const std::vector<Converter>& registry() {
        .unmet = dtype_unmet},
       {.name = "permute",
        .operation = "permute",
-       .replaces = "tokens to their experts and back",
+       .replaces = "the router's choice, tokens to their experts and back",
+       .unmet = dtype_unmet},
+      {.name = "cross_entropy",
+       .operation = "cross_entropy",
+       .replaces = "the output projection with its loss, MTP's too",
        .unmet = dtype_unmet},
   };
   return all;

@@ -4,7 +4,6 @@
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/matmul/matmul.h"
-#include "longhaul/ops/rms_norm/rms_norm.h"
 
 namespace longhaul::nn {
 
@@ -29,6 +28,10 @@ RMSNorm::RMSNorm(int64_t dim, double eps, const TensorSpec& spec) : eps_(eps) {
 }
 
 Tensor RMSNorm::forward(const Tensor& x) const { return ops::rms_norm(x, weight, eps_, kernel_); }
+
+ops::NormedSum RMSNorm::forward_add(const Tensor& x, const Tensor& residual) const {
+  return ops::rms_norm_add(x, residual, weight, eps_, kernel_);
+}
 
 LayerNorm::LayerNorm(int64_t dim, double eps, const TensorSpec& spec) : eps_(eps) {
   add_parameter("weight", weight, {dim}, Init::kOnes, spec);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "longhaul/nn/module.h"
+#include "longhaul/ops/rms_norm/rms_norm.h"
 
 namespace longhaul::nn {
 
@@ -30,6 +31,8 @@ class RMSNorm : public Module {
  public:
   RMSNorm(int64_t dim, double eps, const TensorSpec& spec);
   Tensor forward(const Tensor& x) const;
+  // Of x + residual, which is returned beside it.
+  ops::NormedSum forward_add(const Tensor& x, const Tensor& residual) const;
 
   Tensor weight;
 

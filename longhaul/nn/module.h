@@ -35,7 +35,7 @@ struct NamedParameter {
 // An operation that a module computes, and the place that says which kernel it takes.
 struct NamedKernel {
   std::string module;     // the path through the tree, without a dot at its end
-  std::string operation;  // "dsa", "rms_norm", "rope", "permute", "gmm"
+  std::string operation;  // "dsa", "rms_norm", "rope", "permute", "gmm", "cross_entropy"
   ops::Kernel* kernel;
 };
 

@@ -77,7 +77,8 @@ TEST(Capability, EverySettingThatIsNotThere) {
 
 TEST(Capability, ConvertersThatAreThere) {
   EXPECT_EQ(missing({"--model.converters", "dsa,npu_rms_norm,rope,npu_permute"}), Strings{});
-  EXPECT_EQ(missing({"--model.converters", "npu_dsa,rms_norm,npu_rope,permute"}), Strings{});
+  EXPECT_EQ(missing({"--model.converters", "npu_dsa,rms_norm,npu_rope,permute,cross_entropy"}),
+            Strings{});
 }
 
 TEST(Capability, WhatHasNoEffectPasses) {

@@ -40,8 +40,8 @@ Block::Block(int64_t layer, const ModelConfig& config, const ModelSettings& sett
 Tensor Block::forward(const Tensor& x_BSD, const Sequence& sequence,
                       const ForwardContext& ctx) const {
   if (ctx.probe) ctx.probe("hidden", layer_, x_BSD);
-  const Tensor h = x_BSD + self_attn_.forward(input_layernorm_.forward(x_BSD), sequence, ctx);
-  const Tensor normed = post_attention_layernorm_.forward(h);
+  const Tensor attended = self_attn_.forward(input_layernorm_.forward(x_BSD), sequence, ctx);
+  const auto [normed, h] = post_attention_layernorm_.forward_add(attended, x_BSD);
   return h + (moe_ ? moe_->forward(normed, sequence, ctx) : mlp_->forward(normed));
 }
 
@@ -83,6 +83,7 @@ Model::Model(const ModelConfig& config, const ModelSettings& settings)
   }
   add_child("model.norm", norm_);
   add_child("lm_head", lm_head_);
+  add_kernel("cross_entropy", loss_kernel_);
   freeze_idle_parameters();
 }
 

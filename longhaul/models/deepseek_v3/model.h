@@ -61,6 +61,8 @@ class Model : public nn::Module {
   // [..., D] to [..., V].
   Tensor logits(const Tensor& hidden) const { return lm_head_.forward(hidden); }
   const nn::Linear& lm_head() const { return lm_head_; }
+  // Of the cross-entropy over the output projection.
+  ops::Kernel loss_kernel() const { return loss_kernel_; }
 
   // Routers by layer number; MTP modules count on after the last layer.
   std::vector<std::pair<int64_t, Router*>> routers();
@@ -89,6 +91,7 @@ class Model : public nn::Module {
   std::vector<std::unique_ptr<MtpModule>> mtp_;
   nn::RMSNorm norm_;
   nn::Linear lm_head_;
+  ops::Kernel loss_kernel_ = ops::Kernel::kReference;
 };
 
 // Initial weights (reference: the DeepSeek-V3 report and docs/step.md): normal with `std` for

@@ -60,6 +60,7 @@ Router::Router(int64_t layer, const ModelConfig& config, const ModelSettings& se
                .scale = config.routed_scaling_factor} {
   add_parameter("weight", weight_, {num_experts_, config.hidden_size}, nn::Init::kNormal,
                 parameter_spec(settings));
+  add_kernel("permute", kernel_);
   if (!options_.softmax) {
     add_buffer("e_score_correction_bias", e_score_correction_bias_, {num_experts_},
                bias_spec(settings));
@@ -73,21 +74,28 @@ Tensor Router::in_turn(int64_t num_tokens) const {
       .view({num_tokens, options_.k});
 }
 
+Tensor Router::choice_before_scores(int64_t num_tokens, const ForwardContext& ctx) const {
+  if (ctx.decisions) {
+    const auto recorded = ctx.decisions->experts.find(layer_);
+    if (recorded != ctx.decisions->experts.end()) return recorded->second;
+  }
+  return force_load_balance_ ? in_turn(num_tokens) : Tensor();
+}
+
 Router::Routing Router::forward(const Tensor& x_TD, const Tensor& valid_T,
                                 const ForwardContext& ctx) const {
   const auto wide = ops::wide_type(x_TD);
   Routing routing;
   routing.logits_TE = ops::linear(x_TD.to(wide), weight_.to(wide));
-  routing.scores_TE = ops::gating_scores(routing.logits_TE, options_);
-  const Tensor chosen = decide_once(ctx.decisions ? &ctx.decisions->experts : nullptr, layer_, [&] {
-    return force_load_balance_
-               ? in_turn(x_TD.size(0))
-               : ops::choose_experts(routing.scores_TE, e_score_correction_bias_, options_);
-  });
+  const auto gating =
+      ops::moe_gating_top_k(routing.logits_TE, e_score_correction_bias_, options_,
+                            choice_before_scores(x_TD.size(0), ctx), kernel_);
+  decide_once(ctx.decisions ? &ctx.decisions->experts : nullptr, layer_,
+              [&] { return gating.experts_TK; });
   const Tensor invalid = valid_T.logical_not().unsqueeze(1);
-  routing.weights_TK =
-      ops::gate_weights(routing.scores_TE, chosen, options_).masked_fill(invalid, 0);
-  routing.experts_TK = chosen.masked_fill(invalid, num_experts_);
+  routing.scores_TE = gating.scores_TE;
+  routing.weights_TK = gating.weights_TK.masked_fill(invalid, 0);
+  routing.experts_TK = gating.experts_TK.masked_fill(invalid, num_experts_);
   if (ctx.probe) {
     ctx.probe("router_logits", layer_, routing.logits_TE);
     ctx.probe("router_experts", layer_, routing.experts_TK);
