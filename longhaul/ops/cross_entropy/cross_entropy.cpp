@@ -19,6 +19,8 @@ using torch::autograd::variable_list;
 // milliseconds of CPU time a core: fp32 130 with 125 of them in the products, bf16 76 with 68;
 // without the gradients the loss takes 42 and 24, which is what computing the logits once more
 // would add.
+// The tile: with V 32000 and 16, 64, 256 MiB (all 1024 tokens at once in bf16 from 64 on) fp32
+// takes 545, 526, 504, bf16 312, 276, 275.
 constexpr int64_t kTileBytes = int64_t{64} << 20;    // of logits that exist at a time
 constexpr int64_t kPieceBytes = int64_t{512} << 10;  // of a product on its way to fp32 sums
 

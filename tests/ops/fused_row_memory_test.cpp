@@ -1,0 +1,130 @@
+// The C functions of the kernels that go through rows and elements, as fused_memory_test.cpp has
+// those of attention.
+#include "tests/ops/fused_memory.h"
+
+namespace longhaul::testing {
+namespace {
+
+// Rows at distances of their own; every third label is ignored.
+void run_cross_entropy(const Shape& s, Arrays& arrays) {
+  const int64_t rows = s.B * s.S, V = s.L, stride = V + s.K;
+  std::vector<int64_t> labels;
+  for (int64_t i = 0; i < rows; ++i) {
+    const auto label = static_cast<int64_t>(arrays.random()() % static_cast<uint64_t>(V));
+    labels.push_back(i % 3 == 2 ? -100 : label);
+  }
+  longhaul_cross_entropy_args a = {};
+  a.dtype = s.dtype;
+  a.gradient = arrays.random()() % 4 != 0;
+  a.rows = rows;
+  a.V = V;
+  a.stride = stride;
+  a.logits = arrays.replaced(s.dtype, (rows - 1) * stride + V);
+  a.labels = labels.data();
+  a.loss = arrays.result_floats(rows);
+  EXPECT_STREQ(longhaul_cross_entropy(&a), nullptr);
+}
+
+// Any number of features, a residual and a gradient of the sum or none.
+void run_rms_norm(const Shape& s, Arrays& arrays) {
+  const int64_t rows = s.B * s.S, D = s.L, x_stride = D + s.K, residual_stride = D + s.H;
+  const bool add = arrays.random()() % 2 != 0;
+  longhaul_rms_norm_args a = {};
+  a.dtype = s.dtype;
+  a.rows = rows;
+  a.D = D;
+  a.x_stride = x_stride;
+  a.residual_stride = residual_stride;
+  a.eps = 1e-6F;
+  a.x = arrays.numbers(s.dtype, (rows - 1) * x_stride + D);
+  a.weight = arrays.numbers(s.dtype, D);
+  a.residual = add ? arrays.numbers(s.dtype, (rows - 1) * residual_stride + D) : nullptr;
+  a.y = arrays.result(s.dtype, rows * D);
+  a.sum = add ? arrays.result(s.dtype, rows * D) : nullptr;
+  a.rstd = arrays.result_floats(rows);
+  EXPECT_STREQ(longhaul_rms_norm(&a), nullptr);
+  longhaul_rms_norm_grad_args g = {};
+  g.dtype = s.dtype;
+  g.rows = rows;
+  g.D = D;
+  g.x_stride = add ? D : x_stride;
+  g.dy_stride = g.d_sum_stride = x_stride;
+  g.x = add ? a.sum : a.x;
+  g.weight = a.weight;
+  g.rstd = a.rstd;
+  g.dy = arrays.numbers(s.dtype, (rows - 1) * x_stride + D);
+  g.d_sum = add ? arrays.numbers(s.dtype, (rows - 1) * x_stride + D) : nullptr;
+  g.d_x = arrays.result(s.dtype, rows * D);
+  g.d_weight = arrays.result_floats(D);
+  arrays.run(longhaul_rms_norm_grad, longhaul_rms_norm_grad_workspace, g);
+}
+
+// Groups of any size; with and without a bias, gradients of the scores or none.
+void run_gating(const Shape& s, Arrays& arrays) {
+  const int64_t T = s.B * s.S, n_group = s.H, E = n_group * (1 + s.K % 9);
+  longhaul_moe_gating_top_k_grad_args g = {};
+  auto& a = g.forward;
+  a.T = T;
+  a.E = E;
+  a.k = 1 + s.L % E;
+  a.n_group = n_group;
+  a.topk_group = 1 + s.S % n_group;
+  a.softmax = arrays.random()() % 2 != 0;
+  a.normalize = arrays.random()() % 2 != 0;
+  a.scale = 2.5F;
+  a.logits = arrays.floats(T * E);
+  a.bias = arrays.random()() % 2 ? arrays.floats(E) : nullptr;
+  a.scores = arrays.result_floats(T * E);
+  a.weights = arrays.result_floats(T * a.k);
+  std::vector<int64_t> experts(static_cast<size_t>(T * a.k));
+  a.experts = experts.data();
+  arrays.run(longhaul_moe_gating_top_k, longhaul_moe_gating_top_k_workspace, a);
+  g.d_weights = arrays.floats(T * a.k);
+  g.d_scores = arrays.random()() % 2 ? arrays.floats(T * E) : nullptr;
+  g.d_logits = arrays.result_floats(T * E);
+  EXPECT_STREQ(longhaul_moe_gating_top_k_grad(&g), nullptr);
+}
+
+// Arrays of many sizes, none among them; one large enough for several threads.
+void run_adam_w(const Shape& s, Arrays& arrays) {
+  std::vector<longhaul_adam_w_parameter> parameters;
+  std::vector<longhaul_array> gradients;
+  for (const int64_t n : {s.K, int64_t{0}, s.L * s.H, s.H == 1 ? int64_t{70000} : int64_t{1}}) {
+    float* grad = arrays.floats(n);
+    auto* exp_avg_sq = static_cast<float*>(arrays.replaced(LONGHAUL_FLOAT32, n));
+    for (int64_t i = 0; i < n; ++i) exp_avg_sq[i] = exp_avg_sq[i] * exp_avg_sq[i];
+    parameters.push_back({.n = n,
+                          .step = s.S,
+                          .weight_decay = 0.1,
+                          .param = static_cast<float*>(arrays.replaced(LONGHAUL_FLOAT32, n)),
+                          .grad = grad,
+                          .exp_avg = static_cast<float*>(arrays.replaced(LONGHAUL_FLOAT32, n)),
+                          .exp_avg_sq = exp_avg_sq});
+    gradients.push_back({.dtype = LONGHAUL_FLOAT32, .n = n, .data = grad});
+    gradients.push_back({s.dtype, n, arrays.numbers(s.dtype, n)});
+  }
+  const longhaul_adam_w_args a = {.count = static_cast<int64_t>(parameters.size()),
+                                  .parameters = parameters.data(),
+                                  .lr = 1e-2,
+                                  .beta1 = 0.9,
+                                  .beta2 = 0.95,
+                                  .eps = 1e-8,
+                                  .grad_scale = 0.5};
+  EXPECT_STREQ(longhaul_adam_w(&a), nullptr);
+  double sum = 0;
+  const longhaul_sum_of_squares_args squares = {
+      .count = static_cast<int64_t>(gradients.size()), .arrays = gradients.data(), .sum = &sum};
+  arrays.run(longhaul_sum_of_squares, longhaul_sum_of_squares_workspace, squares);
+  std::memcpy(arrays.result_floats(2), &sum, sizeof sum);
+}
+
+class FusedRowMemory : public FusedKernels<RunFunction> {};
+
+TEST_P(FusedRowMemory, RandomShapes) { run_at_random_shapes(GetParam()); }
+
+INSTANTIATE_TEST_SUITE_P(Kernels, FusedRowMemory,
+                         ::testing::Values(run_cross_entropy, run_rms_norm, run_gating,
+                                           run_adam_w));
+
+}  // namespace
+}  // namespace longhaul::testing
