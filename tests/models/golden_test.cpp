@@ -7,21 +7,24 @@ namespace {
 
 constexpr double kLogitsTolerance = 3e-6;    // absolute
 constexpr double kGradientTolerance = 2e-6;  // of each tensor's maximum
-// Over all keys the reference's 1e-8 inside its logarithms shows, up to 4.9e-6 of a tensor's maximum:
-// tests/ops/dsa_vectors_test.cpp holds 2e-6 with the same 1e-8 added.
+// Over all keys the reference's 1e-8 inside its logarithms shows, up to 4.9e-6 of a tensor's
+// maximum: tests/ops/dsa_vectors_test.cpp holds 2e-6 with the same 1e-8 added.
 constexpr double kDenseGradientTolerance = 5e-6;
 constexpr double kKlTolerance = 3e-6;  // relative
 constexpr double kLossTolerance = 3e-6;
 
-// How the model computes: the reference operators in both forms of MLA, and the fused kernels.
-enum class Path { kAbsorbed, kExpanded, kFused };
+// How the model computes: the reference operators in both forms of MLA, and the fused kernels; of
+// these, dense attention has the expanded form too.
+enum class Path { kAbsorbed, kExpanded, kFused, kFusedExpanded };
 
 v3::MlaForm form_of(Path path) {
-  return path == Path::kExpanded ? v3::MlaForm::kExpanded : v3::MlaForm::kAbsorbed;
+  const bool expanded = path == Path::kExpanded || path == Path::kFusedExpanded;
+  return expanded ? v3::MlaForm::kExpanded : v3::MlaForm::kAbsorbed;
 }
 
 std::string name_of(Path path) {
-  return path == Path::kAbsorbed ? "Absorbed" : path == Path::kExpanded ? "Expanded" : "Fused";
+  constexpr const char* kNames[] = {"Absorbed", "Expanded", "Fused", "FusedExpanded"};
+  return kNames[static_cast<int>(path)];
 }
 
 std::unique_ptr<v3::Model> model_on(const std::string& folder, v3::ModelSettings settings,
@@ -29,7 +32,7 @@ std::unique_ptr<v3::Model> model_on(const std::string& folder, v3::ModelSettings
   settings.mla_form = form_of(path);
   auto model = golden_model(folder, settings);
   for (const auto& slot : model->kernels()) {
-    if (path == Path::kFused) *slot.kernel = ops::Kernel::kFused;
+    if (path >= Path::kFused) *slot.kernel = ops::Kernel::kFused;
   }
   return model;
 }
@@ -210,11 +213,13 @@ TEST_P(Golden, DenseWarmupEqualsTorchtitan) {
   expect_indexer_losses(stats, forward.at("kl_per_layer"));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Variants, Golden,
-    ::testing::Combine(::testing::Values("base", "yarn"),
-                       ::testing::Values(Path::kAbsorbed, Path::kExpanded, Path::kFused)),
-    [](const auto& info) { return std::get<0>(info.param) + name_of(std::get<1>(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Variants, Golden,
+                         ::testing::Combine(::testing::Values("base", "yarn"),
+                                            ::testing::Values(Path::kAbsorbed, Path::kExpanded,
+                                                              Path::kFused, Path::kFusedExpanded)),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + name_of(std::get<1>(info.param));
+                         });
 
 class GoldenMtp : public ::testing::TestWithParam<Path> {};
 

@@ -132,7 +132,7 @@ TEST_P(DsaVectors, DenseInBlocks) {
                                                   .softmax_sum = result.softmax_sum,
                                                   .scale = options_.scale},
                                                  starts_, {.kernel = kernel});
-    compare("dense", result, loss);
+    compare("dense", result, loss, kDenseIndexerTolerance);
   }
 }
 
