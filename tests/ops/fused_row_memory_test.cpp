@@ -118,13 +118,51 @@ void run_adam_w(const Shape& s, Arrays& arrays) {
   std::memcpy(arrays.result_floats(2), &sum, sizeof sum);
 }
 
+// Groups of any size, empty ones too, and rows that none has.
+void run_grouped_matmul(const Shape& s, Arrays& arrays) {
+  const int64_t N = 32 * (1 + s.H % 3), K = 32 * (1 + s.K % 4);
+  std::vector<int64_t> counts;
+  int64_t M = s.S % 7;
+  for (int64_t e = 0; e < s.B * 3; ++e) {
+    counts.push_back(arrays.random()() % 3 == 0 ? 0 : s.L * (e + 1) / 2);
+    M += counts.back();
+  }
+  const auto E = static_cast<int64_t>(counts.size());
+  const void* weight = arrays.numbers(s.dtype, E * N * K);
+  const void *x = arrays.numbers(s.dtype, M * K), *dy = arrays.numbers(s.dtype, M * N);
+  for (const int transposed : {0, 1}) {
+    arrays.run(
+        longhaul_grouped_matmul, longhaul_grouped_matmul_workspace,
+        longhaul_grouped_matmul_args{.dtype = s.dtype,
+                                     .transposed = transposed,
+                                     .M = M,
+                                     .N = N,
+                                     .K = K,
+                                     .E = E,
+                                     .counts = counts.data(),
+                                     .in = transposed ? dy : x,
+                                     .weight = weight,
+                                     .out = arrays.result(s.dtype, M * (transposed ? K : N))});
+  }
+  arrays.run(longhaul_grouped_matmul_grad, longhaul_grouped_matmul_grad_workspace,
+             longhaul_grouped_matmul_grad_args{.dtype = s.dtype,
+                                               .M = M,
+                                               .N = N,
+                                               .K = K,
+                                               .E = E,
+                                               .counts = counts.data(),
+                                               .dy = dy,
+                                               .x = x,
+                                               .d_weight = arrays.result(s.dtype, E * N * K)});
+}
+
 class FusedRowMemory : public FusedKernels<RunFunction> {};
 
 TEST_P(FusedRowMemory, RandomShapes) { run_at_random_shapes(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, FusedRowMemory,
-                         ::testing::Values(run_cross_entropy, run_rms_norm, run_gating,
-                                           run_adam_w));
+                         ::testing::Values(run_cross_entropy, run_rms_norm, run_gating, run_adam_w,
+                                           run_grouped_matmul));
 
 }  // namespace
 }  // namespace longhaul::testing
