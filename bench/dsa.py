@@ -32,7 +32,7 @@ class Shape:
     name: str
     sizes: tuple  # S H C R Hi Di K
     repeats: int
-    shares: tuple  # goals in percent: the stages, then all
+    shares: tuple  # goals in percent: the stages, then all; empty: none
     eager_ratio: float | None  # goal; None: the eager operators do not fit
     form: str = "sparse"
 
@@ -66,12 +66,14 @@ def seconds(result, stages):
 def report(shape):
     fused = measure(shape, "fused", shape.repeats)
     name, stages = f"dsa.{shape.name}", STAGES[shape.form]
-    for stage, goal in zip(stages, shape.shares):
+    for i, stage in enumerate(stages):
         share = 100 * fused[f"{stage}_flops"] / fused[stage] / fused["peak_flops"]
-        print(figure.line(f"{name}.{stage}_peak_share", share, "%", NOISE * goal))
+        goal = NOISE * shape.shares[i] if shape.shares else None
+        print(figure.line(f"{name}.{stage}_peak_share", share, "%", goal))
     flops = sum(fused[f"{stage}_flops"] for stage in stages)
     share = 100 * flops / seconds(fused, stages) / fused["peak_flops"]
-    print(figure.line(f"{name}.peak_share", share, "%", NOISE * shape.shares[-1]))
+    goal = NOISE * shape.shares[-1] if shape.shares else None
+    print(figure.line(f"{name}.peak_share", share, "%", goal))
     print(figure.line(f"{name}.peak", fused["peak_flops"] / 1e9, "GFLOP/s"))
     print(figure.line(f"{name}.time", 1e3 * seconds(fused, stages), "ms"))
     memory = fused["memory_bytes"] / fused["io_bytes"]

@@ -12,7 +12,11 @@ constexpr int64_t kSteps = 1 << 20;
 
 template <typename T>
 float multiply_add(int64_t steps) {
-  Floats acc[kAccumulators] = {};
+  Floats acc[kAccumulators];
+  // Each its own start, or else all would be one and the same; every loop over them is unrolled, or
+  // else they lie in memory, where the asm below may see them.
+#pragma GCC unroll 16
+  for (int j = 0; j < kAccumulators; ++j) acc[j] = all(static_cast<float>(j));
   const Words operands[2] = {all_words(0x3f803f80), all_words(0x3f803f80)};  // 1, or about 1
   for (int64_t i = 0; i < steps; ++i) {
     asm volatile("" : : "r"(operands) : "memory");  // new values, as far as the compiler knows
@@ -21,6 +25,7 @@ float multiply_add(int64_t steps) {
     for (int j = 0; j < kAccumulators; ++j) acc[j] = dot<T>(acc[j], a, b);
   }
   Floats total = {};
+#pragma GCC unroll 16
   for (int j = 0; j < kAccumulators; ++j) total += acc[j];
   return sum(total);
 }
