@@ -130,11 +130,10 @@ TEST(Capability, WhatHasNoEffectPasses) {
 
 TEST(Capability, NotesNameWhatIsNotActive) {
   EXPECT_EQ(keys_of(notes(parse_job(kData, "job.toml"))), (Strings{"activation_checkpoint.mode"}));
-  EXPECT_EQ(keys_of(notes(parse_job(
-                kData, "job.toml",
-                {"--activation_checkpoint.mode", "none", "--checkpoint.create_seed_checkpoint",
-                 "--training.dtype", "float64", "--training.mixed_precision_param", "bfloat16"}))),
-            (Strings{"checkpoint.create_seed_checkpoint", "training.mixed_precision_param"}));
+  EXPECT_EQ(keys_of(notes(parse_job(kData, "job.toml",
+                                    {"--activation_checkpoint.mode", "none", "--training.dtype",
+                                     "float64", "--training.mixed_precision_param", "bfloat16"}))),
+            (Strings{"training.mixed_precision_param"}));
 }
 
 TEST(Capability, TheRefusalNamesPlaceSettingAndRemedy) {
@@ -160,11 +159,10 @@ TEST(Capability, TheTorchTitanFile) {
 TEST(Capability, TheRecipeFile) {
   const JobConfig config = load_job(data_file("recipe_v32_671b_128die.toml"));
   EXPECT_EQ(config.model.flavor, "671B_debug_128die");
-  EXPECT_EQ(
-      keys_of(missing_behaviour(config)),
-      (Strings{"training.dataset", "optimizer.swap_optimizer", "parallelism.tensor_parallel_degree",
-               "parallelism.pipeline_parallel_degree", "parallelism.context_parallel_degree",
-               "parallelism.expert_parallel_degree", "model.converters"}));
+  EXPECT_EQ(keys_of(missing_behaviour(config)),
+            (Strings{"training.dataset", "optimizer.swap_optimizer",
+                     "parallelism.tensor_parallel_degree", "parallelism.pipeline_parallel_degree",
+                     "parallelism.context_parallel_degree", "parallelism.expert_parallel_degree"}));
 }
 
 }  // namespace

@@ -1,0 +1,129 @@
+"""Times the operators of liblonghaul_ops.so beside PyTorch's in one process, for bench/operators.py:
+
+    python bench/peers/operators.py path/to/liblonghaul_ops.so
+
+One JSON line a figure. Sizes are beyond the caches; bytes are those that an operator must read and
+write once, forward and backward.
+"""
+
+import json
+import os
+import sys
+import time
+
+import torch
+
+ROWS, WIDTH, CHOICES = 16384, 2048, 8
+REPEATS = int(os.environ.get("BENCH_REPEATS", 5))
+
+
+def seconds(f):
+    """The best of some: what others do on the machine only adds."""
+    f()
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        f()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def report(name, value, unit, kind=""):
+    print(json.dumps({"name": name, "value": value, "unit": unit, "kind": kind}), flush=True)
+
+
+def bandwidth():
+    """Bytes a second: the faster of a copy and an addition in place."""
+    a, b = torch.zeros(ROWS * WIDTH), torch.ones(ROWS * WIDTH)
+    size = a.numel() * a.element_size()
+    return max(2 * size / seconds(lambda: a.copy_(b)), 3 * size / seconds(lambda: a.add_(b)))
+
+
+def moving(name, f, inputs, forward_bytes, backward_bytes, peak):
+    """Share of the bandwidth, forward and backward (autograd's own passes count against it)."""
+    detached = [x.detach() for x in inputs]
+    forward = seconds(lambda: f(*detached))
+    report(f"{name}.forward", 100 * forward_bytes / forward / peak, "%", "bandwidth_share")
+    leaves = [x.requires_grad_(x.is_floating_point()) for x in detached]
+    out = f(*leaves)
+    grad = torch.randn_like(out)
+    wanted = [x for x in leaves if x.requires_grad]
+    backward = seconds(lambda: torch.autograd.grad(out, wanted, grad, retain_graph=True))
+    report(f"{name}.backward", 100 * backward_bytes / backward / peak, "%", "bandwidth_share")
+
+
+def moving_operators(ops, dtype, label, peak):
+    def random(*shape):
+        return torch.randn(*shape).to(dtype)
+
+    one = ROWS * WIDTH * random(1).element_size()
+    x, weight = random(ROWS, WIDTH), random(WIDTH)
+    moving(f"rms_norm.{label}", ops.rms_norm, [x, weight], 2 * one, 3 * one, peak)
+    pair = random(2, ROWS, WIDTH)
+    moving(f"swiglu.{label}", lambda x: ops.swiglu(x, 0), [pair], 3 * one, 5 * one, peak)
+    angle = torch.rand(1, ROWS, 1, 64)
+    cos, sin = torch.cat([angle.cos()] * 2, -1), torch.cat([angle.sin()] * 2, -1)
+    turned = random(1, ROWS, WIDTH // 128, 128)
+    for mode in ("half", "interleave"):
+        moving(
+            f"rope_{mode}.{label}",
+            lambda x, mode=mode: ops.rotary_mul(x, cos, sin, mode),
+            [turned], 2 * one, 2 * one, peak,
+        )
+    tokens = random(ROWS // CHOICES, WIDTH)
+    experts = torch.rand(ROWS // CHOICES, 64).topk(CHOICES).indices
+    small = one // CHOICES
+    permuted, rows = ops.moe_token_permute(tokens, experts)
+    probs = torch.rand(ROWS // CHOICES, CHOICES)
+    moving(
+        f"unpermute.{label}",
+        lambda x: ops.moe_token_unpermute(x, rows, probs),
+        [permuted], one + small, 2 * one + small, peak,
+    )
+
+
+def counts_of(groups, skewed):
+    """Even; or half of the rows in one group and a quarter of the groups empty."""
+    if not skewed:
+        return torch.full((groups,), ROWS // groups)
+    counts = torch.zeros(groups, dtype=torch.long)
+    counts[0] = ROWS // 2
+    live = groups - groups // 4 - 1
+    counts[1 : 1 + live] = ROWS // 2 // live
+    counts[1] += ROWS // 2 - ROWS // 2 // live * live
+    return counts
+
+
+def grouped_products(ops, dtype, label):
+    """The time of one product of the same FLOPs over that of the groups."""
+    for k, n, groups in ((512, 256, 16), (2048, 1408, 64)):
+        x = torch.randn(ROWS, k).to(dtype)
+        weight = (0.05 * torch.randn(groups, n, k)).to(dtype)
+        dy = torch.randn(ROWS, n).to(dtype)
+        one = [
+            seconds(lambda: x @ weight[0].T),
+            seconds(lambda: dy @ weight[0]) + seconds(lambda: dy.T @ x),
+        ]
+        for skewed in (False, True):
+            counts = counts_of(groups, skewed)
+            name = f"gmm_{k}x{n}_{groups}_{'skewed' if skewed else 'even'}.{label}"
+            forward = seconds(lambda: ops.grouped_matmul(x, weight, counts))
+            report(f"{name}.forward", 100 * one[0] / forward, "%", "product_share")
+            leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+            out = ops.grouped_matmul(*leaves, counts)
+            backward = seconds(lambda: torch.autograd.grad(out, leaves, dy, retain_graph=True))
+            report(f"{name}.backward", 100 * one[1] / backward, "%", "product_share")
+
+
+def main():
+    torch.ops.load_library(sys.argv[1])
+    ops = torch.ops.longhaul
+    peak = bandwidth()
+    report("bandwidth", peak / 1e9, "GB/s")
+    for dtype, label in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
+        moving_operators(ops, dtype, label, peak)
+        grouped_products(ops, dtype, label)
+
+
+if __name__ == "__main__":
+    main()
