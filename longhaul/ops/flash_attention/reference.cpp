@@ -15,6 +15,7 @@ constexpr double kMasked = -1e30;
 struct SharedKeys {
   static constexpr int64_t kHeadDim = 2;
 
+  static Tensor layout(const Tensor& x_BLD) { return x_BLD; }
   static Tensor scores(const Tensor& q, const Tensor& k) {
     const int64_t B = q.size(0), S = q.size(1), H = q.size(2);
     return ops::bmm(q.reshape({B, S * H, -1}), k.transpose(1, 2)).view({B, S, H, -1});
@@ -29,19 +30,20 @@ struct SharedKeys {
 struct KeysByHead {
   static constexpr int64_t kHeadDim = 1;
 
-  static Tensor by_head(const Tensor& x_BSHD) {
-    return x_BSHD.transpose(1, 2).reshape({x_BSHD.size(0) * x_BSHD.size(2), x_BSHD.size(1), -1});
+  // [B, L, H, D] as [B * H, L, D].
+  static Tensor layout(const Tensor& x_BLHD) {
+    return x_BLHD.transpose(1, 2).reshape({x_BLHD.size(0) * x_BLHD.size(2), x_BLHD.size(1), -1});
   }
   static Tensor scores(const Tensor& q, const Tensor& k) {
-    return ops::bmm(by_head(q), by_head(k).transpose(1, 2))
-        .view({q.size(0), q.size(2), q.size(1), -1});
+    return ops::bmm(layout(q), k.transpose(1, 2)).view({q.size(0), q.size(2), q.size(1), -1});
   }
   static Tensor apply(const Tensor& p, const Tensor& v) {
     const int64_t B = p.size(0), H = p.size(1), S = p.size(2);
-    return ops::bmm(p.reshape({B * H, S, -1}), by_head(v)).view({B, H, S, -1}).transpose(1, 2);
+    return ops::bmm(p.reshape({B * H, S, -1}), v).view({B, H, S, -1}).transpose(1, 2);
   }
 };
 
+// k and v in the layout of Keys and in the working dtype.
 template <typename Keys>
 AttentionResult attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_BSS,
                        const AttentionOptions& options) {
@@ -51,12 +53,11 @@ AttentionResult attend(const Tensor& q, const Tensor& k, const Tensor& v, const 
   const Tensor bias_BSS = at::zeros(mask_BSS.sizes(), q.options().dtype(wide))
                               .masked_fill_(mask_BSS.logical_not(), kMasked);
   const Tensor scores =
-      Keys::scores(q.to(wide) * options.scale, k.to(wide)) + bias_BSS.unsqueeze(Keys::kHeadDim);
+      Keys::scores(q.to(wide) * options.scale, k) + bias_BSS.unsqueeze(Keys::kHeadDim);
   const Tensor p = at::softmax(scores, -1);
   const Tensor sees_BS = mask_BSS.any(-1);
   AttentionResult result;
-  result.out_BSHV =
-      (Keys::apply(p, v.to(wide)) * sees_BS.unsqueeze(-1).unsqueeze(-1)).to(q.scalar_type());
+  result.out_BSHV = (Keys::apply(p, v) * sees_BS.unsqueeze(-1).unsqueeze(-1)).to(q.scalar_type());
 
   const at::NoGradGuard no_grad;
   if (options.return_head_sum) {
@@ -84,6 +85,26 @@ AttentionResult joined(const std::vector<AttentionResult>& blocks) {
   };
   return {cat(&AttentionResult::out_BSHV), cat(&AttentionResult::softmax_max),
           cat(&AttentionResult::softmax_sum), cat(&AttentionResult::head_sum)};
+}
+
+// A block of queries needs only the keys up to the last one that it sees.
+template <typename Keys>
+AttentionResult attend_in_blocks(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
+                                 const Tensor& mask_BSS, const AttentionOptions& options) {
+  const int64_t S = query_BSHD.size(1), L = key.size(1);
+  const auto wide = wide_type(query_BSHD);
+  const Tensor keys = Keys::layout(key.to(wide)), values = Keys::layout(value.to(wide));
+  std::vector<AttentionResult> blocks;
+  const auto masks = mask_BSS.split(kQueryBlock, 1);
+  for (const Tensor& q : query_BSHD.split(kQueryBlock, 1)) {
+    const Tensor& rows = masks[blocks.size()];
+    const int64_t seen = S <= kQueryBlock ? L : keys_up_to_last(rows);
+    blocks.push_back(attend<Keys>(q, keys.narrow(1, 0, seen), values.narrow(1, 0, seen),
+                                  rows.narrow(2, 0, seen), options));
+    auto& head_sum = blocks.back().head_sum;
+    if (head_sum.defined()) head_sum = at::constant_pad_nd(head_sum, {0, L - seen});
+  }
+  return joined(blocks);
 }
 
 }  // namespace
@@ -115,21 +136,9 @@ AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key,
   check_attention_operands(query_BSHD, key, separate_value, options);
   const Tensor value =
       separate_value.defined() ? separate_value : key.narrow(2, 0, options.value_dim);
-  const int64_t S = query_BSHD.size(1), L = key.size(1);
-  check_shape(mask_BSS, {query_BSHD.size(0), S, L}, "attention mask");
-  std::vector<AttentionResult> blocks;
-  const auto masks = mask_BSS.split(kQueryBlock, 1);
-  for (const Tensor& q : query_BSHD.split(kQueryBlock, 1)) {
-    const Tensor& rows = masks[blocks.size()];
-    const int64_t seen = S <= kQueryBlock ? L : keys_up_to_last(rows);
-    const Tensor mask = rows.narrow(2, 0, seen);
-    const Tensor k = key.narrow(1, 0, seen), v = value.narrow(1, 0, seen);
-    blocks.push_back(key.dim() == 3 ? attend<SharedKeys>(q, k, v, mask, options)
-                                    : attend<KeysByHead>(q, k, v, mask, options));
-    auto& head_sum = blocks.back().head_sum;
-    if (head_sum.defined()) head_sum = at::constant_pad_nd(head_sum, {0, L - seen});
-  }
-  return joined(blocks);
+  check_shape(mask_BSS, {query_BSHD.size(0), query_BSHD.size(1), key.size(1)}, "attention mask");
+  const auto attend = key.dim() == 3 ? attend_in_blocks<SharedKeys> : attend_in_blocks<KeysByHead>;
+  return attend(query_BSHD, key, value, mask_BSS, options);
 }
 
 AttentionResult flash_attention_reference(const Tensor& query_BSHD, const Tensor& key,
