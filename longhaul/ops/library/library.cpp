@@ -8,6 +8,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"
+#include "longhaul/ops/cpu/tensors.h"
 #include "longhaul/ops/cross_entropy/cross_entropy.h"
 #include "longhaul/ops/grouped_matmul/grouped_matmul.h"
 #include "longhaul/ops/library/layout.h"
@@ -154,10 +155,13 @@ std::tuple<Tensor, Tensor, Tensor> moe_gating_top_k(const Tensor& x, int64_t k,
   return {gating.weights_TK, gating.experts_TK.to(at::kInt), gating.scores_TE};
 }
 
-// What the second permutation needs of the first: the row of each choice.
-TokenOrder order_from(const Tensor& sorted_indices, int64_t k) {
+// What the second permutation needs of the first: the row of each choice; and the choice of each
+// row, which only the reference asks for.
+TokenOrder order_from(const Tensor& sorted_indices, int64_t k, bool for_reference) {
   const Tensor inverse = sorted_indices.to(at::kLong);
-  return {.order = inverse.argsort(), .inverse = inverse.view({-1, k}), .counts_E = {}};
+  return {.order = for_reference ? inverse.argsort() : inverse,
+          .inverse = inverse.view({-1, k}),
+          .counts_E = {}};
 }
 
 std::tuple<Tensor, Tensor> moe_token_permute(const Tensor& tokens, const Tensor& indices) {
@@ -174,7 +178,9 @@ Tensor moe_token_unpermute(const Tensor& permuted, const Tensor& sorted_indices,
   const Tensor weights =
       probs ? *probs : at::ones({sorted_indices.numel(), 1}, permuted.options().dtype(at::kFloat));
   check_dims(weights, 2, "moe_token_unpermute: probs");
-  return ops::moe_token_unpermute(permuted, weights, order_from(sorted_indices, weights.size(1)),
+  const bool for_reference = !why_no_cpu_kernel(permuted).empty();
+  return ops::moe_token_unpermute(permuted, weights,
+                                  order_from(sorted_indices, weights.size(1), for_reference),
                                   Kernel::kFused);
 }
 

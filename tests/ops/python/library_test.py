@@ -6,6 +6,7 @@ and gradients, against a few lines of plain PyTorch.
 
 import sys
 import unittest
+from pathlib import Path
 
 import torch
 
@@ -185,6 +186,13 @@ class Operators(unittest.TestCase):
             (tokens, probs),
         )
 
+        # In fp64 the plain definition computes.
+        wide = permuted.detach().double()
+        self.close(
+            ops.moe_token_unpermute(wide, rows, probs.double()).float(),
+            ops.moe_token_unpermute(permuted, rows, probs),
+        )
+
     def test_grouped_matmul(self):
         x, weight = random(40, 16), random(4, 24, 16)
         counts = torch.tensor([7, 0, 30, 3])
@@ -203,6 +211,14 @@ class Operators(unittest.TestCase):
             lambda h, w: torch.nn.functional.cross_entropy(h @ w.T, labels, reduction="sum"),
             (random(30, 32), random(100, 32)),
         )
+
+    def test_the_example_of_the_documentation(self):
+        page = (Path(__file__).parents[3] / "docs/operators.md").read_text()
+        example = page.split("```python\n")[1].split("```")[0]
+        names = {}
+        exec(example.replace("build/release/longhaul/ops/liblonghaul_ops.so", LIBRARY), names)
+        self.assertEqual(tuple(names["out"].shape), (4096, 16, 512))
+        self.assertTrue(names["query"].grad.isfinite().all())
 
     def test_bfloat16_and_meta(self):
         x, weight = random(6, 128, dtype=torch.bfloat16), random(128, dtype=torch.bfloat16)
@@ -223,5 +239,6 @@ class Operators(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    torch.ops.load_library(sys.argv.pop(1))
+    LIBRARY = sys.argv.pop(1)
+    torch.ops.load_library(LIBRARY)
     unittest.main()
