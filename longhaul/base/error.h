@@ -37,12 +37,12 @@ namespace detail {
 }  // namespace detail
 
 // LONGHAUL_CHECK(condition, format, args...): throws Error with file, line, condition and message.
-#define LONGHAUL_CHECK(condition, ...)                                                          \
-  do {                                                                                          \
-    if (!(condition)) [[unlikely]] {                                                            \
-      ::longhaul::detail::throw_check_failed(__FILE__, __LINE__, #condition,                    \
-                                             ::fmt::format(__VA_ARGS__));                       \
-    }                                                                                           \
+#define LONGHAUL_CHECK(condition, ...)                                       \
+  do {                                                                       \
+    if (!(condition)) [[unlikely]] {                                         \
+      ::longhaul::detail::throw_check_failed(__FILE__, __LINE__, #condition, \
+                                             ::fmt::format(__VA_ARGS__));    \
+    }                                                                        \
   } while (false)
 
 // Integer conversion that throws Error when the value does not fit.

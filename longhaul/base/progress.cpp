@@ -16,7 +16,8 @@ constexpr double kTerminalInterval = 0.1, kPlainInterval = 10.0;  // seconds
 constexpr const char* kEraseLine = "\r\x1b[2K";
 constexpr const char *kDim = "\x1b[2m", *kPlain = "\x1b[0m";
 
-// A line on the terminal awaits its end. A terminal has one last line, so a process has one of these.
+// A line on the terminal awaits its end. A terminal has one last line, so a process has one of
+// these.
 std::atomic<bool> line_is_open = false;
 
 }  // namespace

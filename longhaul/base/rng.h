@@ -1,6 +1,6 @@
 // Counter-based random numbers (Philox4x32-10; Salmon et al., "Parallel random numbers: as easy as
-// 1, 2, 3", SC 2011). A number depends on (seed, name, index) and on nothing else, so any shard of a
-// tensor can be filled alone and gives the same values as the whole.
+// 1, 2, 3", SC 2011). A number depends on (seed, name, index) and on nothing else, so any shard of
+// a tensor can be filled alone and gives the same values as the whole.
 #pragma once
 
 #include <array>

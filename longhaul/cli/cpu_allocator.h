@@ -1,8 +1,8 @@
 // Where libtorch takes the memory of CPU tensors from: malloc, without its memalign. glibc before
-// 2.38 cuts an aligned block out of a larger one and cannot join the cuttings again, so that a freed
-// tensor's place is too small for the next tensor of the same size: the heap grows step by step, and
-// every new page is cleared by the kernel first. A block with room for the alignment inside comes
-// back at its full size. Part of the process's policy; see startup.h for the rest.
+// 2.38 cuts an aligned block out of a larger one and cannot join the cuttings again, so that a
+// freed tensor's place is too small for the next tensor of the same size: the heap grows step by
+// step, and every new page is cleared by the kernel first. A block with room for the alignment
+// inside comes back at its full size. Part of the process's policy; see startup.h for the rest.
 #pragma once
 
 namespace longhaul::cli {

@@ -13,8 +13,8 @@ namespace longhaul::cli {
 //   MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_: memory that was freed stays mapped. By default
 //   glibc returns every large tensor to the kernel, and page faults then take half of a training
 //   step. The cost: the process keeps its peak.
-//   GLIBC_TUNABLES=glibc.malloc.hugetlb=1: that memory comes in pages of 2 MiB, where the kernel has
-//   them, so that the first steps fault a tenth as often. No cost was measured.
+//   GLIBC_TUNABLES=glibc.malloc.hugetlb=1: that memory comes in pages of 2 MiB, where the kernel
+//   has them, so that the first steps fault a tenth as often. No cost was measured.
 void restart_with_process_policy(char** argv);
 
 }  // namespace longhaul::cli

@@ -33,7 +33,7 @@ struct RowShape {
 struct DatasetInfo {
   int64_t documents = 0;
   int64_t tokens = 0;
-  int64_t labels = 0;  // tokens that are predicted, in one pass
+  int64_t labels = 0;      // tokens that are predicted, in one pass
   int64_t text_bytes = 0;  // 0: not known
   int64_t rows = 0;        // of one pass; the last one may be padded or run on into the next pass
   int32_t max_id = 0;      // to hold against the model's vocabulary

@@ -8,8 +8,8 @@ namespace longhaul::ops {
 
 enum class Kernel { kReference, kFused };
 
-// Says, once in a process for each text, that the reference runs although the fused kernel was asked
-// for. `reason` completes "...: ".
+// Says, once in a process for each text, that the reference runs although the fused kernel was
+// asked for. `reason` completes "...: ".
 void report_fallback(const std::string& op, const std::string& reason);
 
 }  // namespace longhaul::ops

@@ -1,5 +1,5 @@
-// The documents point at code that is there: each link's file exists, and a link whose text is a code
-// name finds that name in the file.
+// The documents point at code that is there: each link's file exists, and a link whose text is a
+// code name finds that name in the file.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -18,7 +18,8 @@ std::string read(const fs::path& path) {
 }
 
 // The links of one Markdown text that lead nowhere, as readable lines.
-std::vector<std::string> broken_links(const std::string& text, const fs::path& folder, int* checked) {
+std::vector<std::string> broken_links(const std::string& text, const fs::path& folder,
+                                      int* checked) {
   static const std::regex link(R"(\[(`?)([^\]`]+)`?\]\(([^)#:\s]+)\))");
   std::vector<std::string> broken;
   for (std::sregex_iterator it(text.begin(), text.end(), link), end; it != end; ++it) {

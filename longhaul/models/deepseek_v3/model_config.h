@@ -1,5 +1,5 @@
-// The shape of a DeepSeek-V3 / V3.2 model, in the words of Hugging Face's config.json. It comes from
-// a config.json or from a flavor, which is a config.json that is built into the binary
+// The shape of a DeepSeek-V3 / V3.2 model, in the words of Hugging Face's config.json. It comes
+// from a config.json or from a flavor, which is a config.json that is built into the binary
 // (flavors/<model name>/<flavor>.json). Knows no tensors; read by the model, the HF adapter, the
 // FLOP count, the trainer and the command line.
 #pragma once
@@ -27,32 +27,32 @@ enum class ScoreFunction { kSigmoid, kSoftmax };
 
 struct ModelConfig {
   int64_t vocab_size = 0;
-  int64_t hidden_size = 0;            // D
+  int64_t hidden_size = 0;  // D
   int64_t num_hidden_layers = 0;
   int64_t first_k_dense_replace = 0;  // layers 0 .. k-1 have a dense MLP
   int64_t intermediate_size = 0;      // of the dense MLP
   int64_t max_position_embeddings = 4096;
   double rms_norm_eps = 1e-6;
   double initializer_range = 0.02;
-  bool tie_word_embeddings = false;   // true is refused by the readers
+  bool tie_word_embeddings = false;  // true is refused by the readers
 
   // Multi-head latent attention.
-  int64_t num_attention_heads = 0;    // H
-  int64_t q_lora_rank = 0;            // 0: none (config.json: null)
-  int64_t kv_lora_rank = 0;           // C
-  int64_t qk_nope_head_dim = 0;       // N
-  int64_t qk_rope_head_dim = 0;       // R
-  int64_t v_head_dim = 0;             // V
+  int64_t num_attention_heads = 0;  // H
+  int64_t q_lora_rank = 0;          // 0: none (config.json: null)
+  int64_t kv_lora_rank = 0;         // C
+  int64_t qk_nope_head_dim = 0;     // N
+  int64_t qk_rope_head_dim = 0;     // R
+  int64_t v_head_dim = 0;           // V
   double rope_theta = 10000.0;
   std::optional<YarnConfig> yarn;
 
   // Lightning indexer (DeepSeek-V3.2). index_n_heads = 0: dense attention (DeepSeek-V3).
-  int64_t index_n_heads = 0;          // Hi
-  int64_t index_head_dim = 0;         // Di
-  int64_t index_topk = 0;             // K
+  int64_t index_n_heads = 0;   // Hi
+  int64_t index_head_dim = 0;  // Di
+  int64_t index_topk = 0;      // K
 
   // Mixture of experts.
-  int64_t n_routed_experts = 0;       // E
+  int64_t n_routed_experts = 0;  // E
   int64_t n_shared_experts = 0;
   int64_t num_experts_per_tok = 0;
   int64_t moe_intermediate_size = 0;

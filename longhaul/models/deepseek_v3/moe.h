@@ -56,7 +56,8 @@ class Router : public nn::Module {
 
  private:
   Tensor in_turn(int64_t num_tokens) const;
-  // The experts where the scores do not decide: a recorded decision, or all in turn; else undefined.
+  // The experts where the scores do not decide: a recorded decision, or all in turn; else
+  // undefined.
   Tensor choice_before_scores(int64_t num_tokens, const ForwardContext& ctx) const;
 
   int64_t layer_, num_experts_;
