@@ -178,13 +178,13 @@ void Run::prepare() {
   start_ = Clock::now();
 }
 
-// A run that only looks at checkpoints cannot be gone on from, so the history of the run that it
-// looks at stays as it is, and its own goes to a file beside.
+// A run that only looks at checkpoints cannot be gone on from, so the history of the run that made
+// them stays as it is, and its own goes to a file beside.
 void Run::open_metrics(const fs::path& folder) {
   const bool only_looks = config_.checkpoint.enable && !saves();
-  const bool beside = only_looks && !read_metrics(folder / "metrics.jsonl").empty();
-  metrics_ = std::make_unique<MetricsLog>(
-      folder / (beside ? "metrics.load_only.jsonl" : "metrics.jsonl"), beside ? 0 : first_step_);
+  const bool beside = only_looks && !checkpoint::list_steps(checkpoint_folder(config_)).empty();
+  const char* name = beside ? "metrics.load_only.jsonl" : "metrics.jsonl";
+  metrics_ = std::make_unique<MetricsLog>(folder / name, only_looks ? 0 : first_step_);
 }
 
 void Run::open_validation() {
