@@ -11,55 +11,107 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+int64_t rows_of(const Tensor& x) { return x.size(-1) == 0 ? 0 : x.numel() / x.size(-1); }
+
+Tensor as_weight(const Tensor& weight_D, const Tensor& x) {
+  return weight_D.to(x.scalar_type()).contiguous();
+}
+
+// What the kernel writes; `sum` only where there is a residual.
+struct Normed {
+  Tensor y, sum, rstd;
+};
+
+Normed normalize(const char* op, const Tensor& x, const Tensor& residual, const Tensor& weight_D,
+                 double eps) {
+  const int64_t D = x.size(-1), rows = rows_of(x);
+  const bool add = residual.defined();
+  Normed out = {at::empty(x.sizes(), x.options()),
+                add ? at::empty(x.sizes(), x.options()) : Tensor(),
+                at::empty({rows}, x.options().dtype(at::kFloat))};
+  if (x.is_meta() || D == 0) return out;
+  const Tensor x_RD = as_rows(x, {rows, D}), weight = as_weight(weight_D, x);
+  const Tensor residual_RD = add ? as_rows(residual, {rows, D}) : Tensor();
+  run_kernel(op, longhaul_rms_norm,
+             longhaul_rms_norm_args{.dtype = kernel_dtype(x),
+                                    .rows = rows,
+                                    .D = D,
+                                    .x_stride = x_RD.stride(0),
+                                    .eps = static_cast<float>(eps),
+                                    .x = x_RD.const_data_ptr(),
+                                    .weight = weight.const_data_ptr(),
+                                    .y = out.y.data_ptr(),
+                                    .rstd = out.rstd.data_ptr<float>(),
+                                    .residual_stride = add ? residual_RD.stride(0) : 0,
+                                    .residual = add ? residual_RD.const_data_ptr() : nullptr,
+                                    .sum = add ? out.sum.data_ptr() : nullptr});
+  return out;
+}
+
+// The gradients of what was normalised, x, and of the weight, from those of the norm and, if
+// defined, of x itself.
+struct Gradients {
+  Tensor d_x, d_weight;
+};
+
+Gradients gradients(const char* op, const variable_list& saved, const Tensor& dy,
+                    const Tensor& d_sum) {
+  const Tensor &x = saved[0], &weight_D = saved[1], &rstd = saved[2];
+  const int64_t D = x.size(-1), rows = rstd.numel();
+  const Tensor d_x = at::empty(x.sizes(), x.options());
+  const Tensor d_weight = at::empty({D}, rstd.options());
+  if (!x.is_meta() && D > 0) {
+    const Tensor x_RD = as_rows(x, {rows, D}), dy_RD = as_rows(dy, {rows, D});
+    const Tensor d_sum_RD = d_sum.defined() ? as_rows(d_sum, {rows, D}) : Tensor();
+    const Tensor weight = as_weight(weight_D, x);
+    run_kernel(op, longhaul_rms_norm_grad, longhaul_rms_norm_grad_workspace,
+               longhaul_rms_norm_grad_args{
+                   .dtype = kernel_dtype(x),
+                   .rows = rows,
+                   .D = D,
+                   .dy_stride = dy_RD.stride(0),
+                   .x_stride = x_RD.stride(0),
+                   .dy = dy_RD.const_data_ptr(),
+                   .x = x_RD.const_data_ptr(),
+                   .weight = weight.const_data_ptr(),
+                   .rstd = rstd.const_data_ptr<float>(),
+                   .d_x = d_x.data_ptr(),
+                   .d_weight = d_weight.data_ptr<float>(),
+                   .d_sum_stride = d_sum.defined() ? d_sum_RD.stride(0) : 0,
+                   .d_sum = d_sum.defined() ? d_sum_RD.const_data_ptr() : nullptr});
+  }
+  return {d_x, d_weight.to(weight_D.scalar_type())};
+}
+
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight_D, double eps) {
-    const int64_t D = x.size(-1), rows = D == 0 ? 0 : x.numel() / D;
-    Tensor y = at::empty(x.sizes(), x.options());
-    const Tensor rstd = at::empty({rows}, x.options().dtype(at::kFloat));
-    ctx->save_for_backward({x, weight_D, rstd});
-    if (x.is_meta() || D == 0) return y;
-    const Tensor x_RD = as_rows(x, {rows, D}), weight = weight_D.to(x.scalar_type()).contiguous();
-    run_kernel("rms_norm", longhaul_rms_norm,
-               longhaul_rms_norm_args{.dtype = kernel_dtype(x),
-                                      .rows = rows,
-                                      .D = D,
-                                      .x_stride = x_RD.stride(0),
-                                      .eps = static_cast<float>(eps),
-                                      .x = x_RD.const_data_ptr(),
-                                      .weight = weight.const_data_ptr(),
-                                      .y = y.data_ptr(),
-                                      .rstd = rstd.data_ptr<float>(),
-                                      .residual_stride = 0,
-                                      .residual = nullptr,
-                                      .sum = nullptr});
-    return y;
+    const Normed out = normalize("rms_norm", x, {}, weight_D, eps);
+    ctx->save_for_backward({x, weight_D, out.rstd});
+    return out.y;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto saved = ctx->get_saved_variables();
-    const Tensor &x = saved[0], &weight_D = saved[1], &rstd = saved[2];
-    const int64_t D = x.size(-1), rows = rstd.numel();
-    const Tensor d_x = at::empty(x.sizes(), x.options());
-    const Tensor d_weight = at::empty({D}, rstd.options());
-    if (!x.is_meta() && D > 0) {
-      const Tensor x_RD = as_rows(x, {rows, D}), dy_RD = as_rows(grads[0], {rows, D});
-      const Tensor weight = weight_D.to(x.scalar_type()).contiguous();
-      run_kernel("rms_norm_grad", longhaul_rms_norm_grad, longhaul_rms_norm_grad_workspace,
-                 longhaul_rms_norm_grad_args{.dtype = kernel_dtype(x),
-                                             .rows = rows,
-                                             .D = D,
-                                             .dy_stride = dy_RD.stride(0),
-                                             .x_stride = x_RD.stride(0),
-                                             .dy = dy_RD.const_data_ptr(),
-                                             .x = x_RD.const_data_ptr(),
-                                             .weight = weight.const_data_ptr(),
-                                             .rstd = rstd.const_data_ptr<float>(),
-                                             .d_x = d_x.data_ptr(),
-                                             .d_weight = d_weight.data_ptr<float>(),
-                                             .d_sum_stride = 0,
-                                             .d_sum = nullptr});
-    }
-    return {d_x, d_weight.to(weight_D.scalar_type()), Tensor()};
+    const auto [d_x, d_weight] =
+        gradients("rms_norm_grad", ctx->get_saved_variables(), grads[0], {});
+    return {d_x, d_weight, Tensor()};
+  }
+};
+
+struct RmsNormAdd : torch::autograd::Function<RmsNormAdd> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& residual,
+                               const Tensor& weight_D, double eps) {
+    const Normed out = normalize("rms_norm_add", x, residual, weight_D, eps);
+    ctx->save_for_backward({out.sum, weight_D, out.rstd});
+    ctx->set_materialize_grads(false);
+    return {out.y, out.sum};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const Tensor &dy = grads[0], &d_sum = grads[1];  // undefined where nothing depends on it
+    if (!dy.defined()) return {d_sum, d_sum, Tensor(), Tensor()};
+    const auto [d_x, d_weight] =
+        gradients("rms_norm_add_grad", ctx->get_saved_variables(), dy, d_sum);
+    return {d_x, d_x, d_weight, Tensor()};
   }
 };
 
@@ -73,6 +125,24 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight_D, double eps, Kernel kern
     report_fallback("rms_norm", reason);
   }
   return rms_norm_reference(x, weight_D, eps);
+}
+
+NormedSum rms_norm_add(const Tensor& x, const Tensor& residual, const Tensor& weight_D, double eps,
+                       Kernel kernel) {
+  check_shape(weight_D, {x.size(-1)}, "rms_norm_add: weight");
+  check_shape(residual, x.sizes(), "rms_norm_add: residual");
+  LONGHAUL_CHECK(x.scalar_type() == residual.scalar_type(), "rms_norm_add: x is {}, residual {}",
+                 c10::toString(x.scalar_type()), c10::toString(residual.scalar_type()));
+  if (kernel == Kernel::kFused) {
+    const std::string reason = why_no_cpu_kernel(x);
+    if (reason.empty()) {
+      const auto results = RmsNormAdd::apply(x, residual, weight_D, eps);
+      return {results[0], results[1]};
+    }
+    report_fallback("rms_norm_add", reason);
+  }
+  const Tensor sum = x + residual;
+  return {rms_norm_reference(sum, weight_D, eps), sum};
 }
 
 }  // namespace longhaul::ops
