@@ -110,8 +110,6 @@ std::vector<Rule> training_rules() {
 
 std::vector<Rule> report_rules() {
   return {
-      {"profiling.enable_profiling", [](auto& c) { return c.profiling.enable_profiling; },
-       "the profiler is not there yet; set it to false"},
       {"profiling.enable_memory_snapshot",
        [](auto& c) { return c.profiling.enable_memory_snapshot; },
        "memory snapshots are not there yet; set it to false"},
@@ -119,8 +117,6 @@ std::vector<Rule> report_rules() {
        "TensorBoard events are not written yet; set it to false"},
       {"metrics.enable_wandb", [](auto& c) { return c.metrics.enable_wandb; },
        "Weights & Biases is not supported; set it to false"},
-      {"model.print_after_conversion", [](auto& c) { return c.model.print_after_conversion; },
-       "the modules cannot be printed yet; set it to false"},
       {"model.converters",
        [](auto& c) {
          return std::any_of(c.model.converters.begin(), c.model.converters.end(),

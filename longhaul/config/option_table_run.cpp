@@ -22,7 +22,7 @@ void add_profiling(std::vector<Option>& table) {
   OptionSection profiling(
       table, "profiling", [](auto& c) -> auto& { return c.profiling; });
   using S = Profiling;
-  profiling.key("enable_profiling", &S::enable_profiling, "Record profiler traces.");
+  profiling.key("enable_profiling", &S::enable_profiling, "Record Chrome traces, and print where the time of a step went.");
   profiling.key("save_traces_folder", &S::save_traces_folder,
                 "Folder of the traces, under dump_folder.");
   profiling.key("profile_freq", &S::profile_freq, "Steps from one trace to the next.", at_least(1));

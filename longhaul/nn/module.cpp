@@ -1,6 +1,8 @@
 #include "longhaul/nn/module.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace longhaul::nn {
 
@@ -31,6 +33,34 @@ void Module::collect_kernels(const std::string& path, std::vector<NamedKernel>& 
   for (const auto& [name, child] : children_) {
     child->collect_kernels(path.empty() ? name : path + "." + name, out);
   }
+}
+
+std::string Module::describe() const {
+  std::string out;
+  describe("", 0, out);
+  return out;
+}
+
+void Module::describe(const std::string& name, int depth, std::string& out) const {
+  const auto line = [&](int level, const std::string& text) {
+    out += fmt::format("{:{}}{}\n", "", 2 * level, text);
+  };
+  std::string title = name;
+  for (const auto& [operation, slot] : own_kernels_) {
+    const bool fused = *slot == ops::Kernel::kFused;
+    title += fmt::format(" [{}: {}]", operation, fused ? "fused" : "reference");
+  }
+  if (!title.empty()) line(depth, title);
+  for (const auto* list : {&own_parameters_, &own_buffers_}) {
+    for (const auto& own : *list) {
+      const char* state = list == &own_buffers_         ? ", buffer"
+                          : own.tensor->requires_grad() ? ""
+                                                        : ", frozen";
+      line(depth + 1,
+           fmt::format("{} [{}]{}", own.name, fmt::join(own.tensor->sizes(), ", "), state));
+    }
+  }
+  for (const auto& [child_name, child] : children_) child->describe(child_name, depth + 1, out);
 }
 
 void Module::add_parameter(std::string name, Tensor& slot, at::IntArrayRef sizes, Init init,

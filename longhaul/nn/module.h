@@ -53,6 +53,10 @@ class Module {
   // What converters may choose, of this module and its children.
   std::vector<NamedKernel> kernels() const;
 
+  // The tree for people: a line for each module with its operations and which kernel computes them,
+  // and under it a line for each parameter and buffer with its sizes.
+  std::string describe() const;
+
  protected:
   // Allocates `slot` and registers it under `name`.
   void add_parameter(std::string name, Tensor& slot, at::IntArrayRef sizes, Init init,
@@ -67,6 +71,7 @@ class Module {
   using List = std::vector<NamedParameter> Module::*;
   void collect(const std::string& prefix, List list, std::vector<NamedParameter>& out) const;
   void collect_kernels(const std::string& path, std::vector<NamedKernel>& out) const;
+  void describe(const std::string& name, int depth, std::string& out) const;
 
   std::vector<NamedParameter> own_parameters_, own_buffers_;
   std::vector<std::pair<std::string, ops::Kernel*>> own_kernels_;

@@ -15,6 +15,7 @@
 #include "longhaul/train/data_source.h"
 #include "longhaul/train/guard.h"
 #include "longhaul/train/preflight.h"
+#include "longhaul/train/profiler.h"
 #include "longhaul/train/run_folder.h"
 #include "longhaul/train/startup_table.h"
 #include "longhaul/train/summary.h"
@@ -97,6 +98,8 @@ class Run {
  private:
   void prepare();
   StepMetrics take_step();
+  StepMetrics take_profiled_step();
+  void print_profile(const StepProfile& profile, const StepMetrics& metrics);
   void resume_or_begin();
   void open_validation();
   void open_metrics(const fs::path& folder);
@@ -118,6 +121,7 @@ class Run {
   std::unique_ptr<data::Dataset> validation_;
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<ProgressLine> progress_line_;  // only on a terminal
+  std::unique_ptr<Profiler> profiler_;           // only with profiling.enable_profiling
 };
 
 Outcome Run::execute() {
@@ -150,7 +154,7 @@ Outcome Run::execute() {
 // A step that the guard refuses has changed nothing: the state before it is kept, if it is sound.
 StepMetrics Run::take_step() {
   try {
-    return trainer_.step();
+    return profiler_ ? take_profiled_step() : trainer_.step();
   } catch (const UserError&) {
     const int64_t step = trainer_.progress().step;
     const fs::path there = checkpoint::step_path(checkpoint_folder(config_), step);
@@ -158,6 +162,24 @@ StepMetrics Run::take_step() {
     if (step > first_step_ && sound && !fs::exists(there)) save(/*last=*/false);
     throw;
   }
+}
+
+StepMetrics Run::take_profiled_step() {
+  const int64_t step = trainer_.progress().step + 1;
+  profiler_->begin_step(step, trainer_.model().settings().device);
+  const StepMetrics metrics = trainer_.step();
+  if (const auto profile = profiler_->end_step(step)) print_profile(*profile, metrics);
+  return metrics;
+}
+
+void Run::print_profile(const StepProfile& profile, const StepMetrics& metrics) {
+  const auto sizes = batch_sizes(config_);
+  const auto batch = load_batch(trainer_.dataset(), 0, sizes.local);
+  const double host =
+      measure_host_seconds(config_, resolved_, batch) * static_cast<double>(sizes.micro_batches());
+  log::info("{} step{} up to {}, {:.1f}% of the peak; trace in {}\n{}", profile.steps,
+            profile.steps == 1 ? "" : "s", metrics.step, 100 * metrics.mfu,
+            profiler_->trace_path(metrics.step).string(), to_table(profile, host));
 }
 
 void Run::prepare() {
@@ -171,6 +193,8 @@ void Run::prepare() {
     write_atomic(folder / *config_.job.save_config_file, to_toml(config_));
   }
   log::info("{}\n{}", config_.job.description, startup_table(config_, resolved_, trainer_));
+  if (config_.profiling.enable_profiling) profiler_ = std::make_unique<Profiler>(config_);
+  if (config_.model.print_after_conversion) log::info("the model\n{}", trainer_.model().describe());
   if (const auto output = ProgressLine::standard_error(); output.terminal) {
     progress_line_ = std::make_unique<ProgressLine>("training", config_.training.steps,
                                                     ProgressLine::Unit::kCount, output);

@@ -13,27 +13,32 @@ constexpr double kDenseGradientTolerance = 5e-6;
 constexpr double kKlTolerance = 3e-6;  // relative
 constexpr double kLossTolerance = 3e-6;
 
-// How the model computes: the reference operators in both forms of MLA, and the fused kernels; of
-// these, dense attention has the expanded form too.
-enum class Path { kAbsorbed, kExpanded, kFused, kFusedExpanded };
+// How the model computes: the form of MLA, and which operations have their fused kernels: "none",
+// "all", or one alone.
+struct Path {
+  const char* name;
+  v3::MlaForm form;
+  std::string fused;
+};
 
-v3::MlaForm form_of(Path path) {
-  const bool expanded = path == Path::kExpanded || path == Path::kFusedExpanded;
-  return expanded ? v3::MlaForm::kExpanded : v3::MlaForm::kAbsorbed;
-}
+const Path kAbsorbed = {"Absorbed", v3::MlaForm::kAbsorbed, "none"};
+const Path kExpanded = {"Expanded", v3::MlaForm::kExpanded, "none"};
+const Path kFused = {"Fused", v3::MlaForm::kAbsorbed, "all"};
+const Path kFusedExpanded = {"FusedExpanded", v3::MlaForm::kExpanded, "all"};
 
-std::string name_of(Path path) {
-  constexpr const char* kNames[] = {"Absorbed", "Expanded", "Fused", "FusedExpanded"};
-  return kNames[static_cast<int>(path)];
-}
+void PrintTo(const Path& path, std::ostream* out) { *out << path.name; }
 
 std::unique_ptr<v3::Model> model_on(const std::string& folder, v3::ModelSettings settings,
-                                    Path path) {
-  settings.mla_form = form_of(path);
+                                    const Path& path) {
+  settings.mla_form = path.form;
   auto model = golden_model(folder, settings);
+  int fused = 0;
   for (const auto& slot : model->kernels()) {
-    if (path >= Path::kFused) *slot.kernel = ops::Kernel::kFused;
+    if (path.fused != "all" && path.fused != slot.operation) continue;
+    *slot.kernel = ops::Kernel::kFused;
+    ++fused;
   }
+  EXPECT_EQ(fused == 0, path.fused == "none") << "no operation " << path.fused;
   return model;
 }
 
@@ -213,13 +218,28 @@ TEST_P(Golden, DenseWarmupEqualsTorchtitan) {
   expect_indexer_losses(stats, forward.at("kl_per_layer"));
 }
 
+std::string name_of(const ::testing::TestParamInfo<Golden::ParamType>& info) {
+  return std::get<0>(info.param) + std::get<1>(info.param).name;
+}
+
 INSTANTIATE_TEST_SUITE_P(Variants, Golden,
                          ::testing::Combine(::testing::Values("base", "yarn"),
-                                            ::testing::Values(Path::kAbsorbed, Path::kExpanded,
-                                                              Path::kFused, Path::kFusedExpanded)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param) + name_of(std::get<1>(info.param));
-                         });
+                                            ::testing::Values(kAbsorbed, kExpanded, kFused,
+                                                              kFusedExpanded)),
+                         name_of);
+
+// Each operation's fused kernels alone among reference operators.
+INSTANTIATE_TEST_SUITE_P(
+    Alone, Golden,
+    ::testing::Combine(::testing::Values("base", "yarn"),
+                       ::testing::Values(Path{"Dsa", v3::MlaForm::kAbsorbed, "dsa"},
+                                         Path{"RmsNorm", v3::MlaForm::kAbsorbed, "rms_norm"},
+                                         Path{"Rope", v3::MlaForm::kAbsorbed, "rope"},
+                                         Path{"Permute", v3::MlaForm::kAbsorbed, "permute"},
+                                         Path{"Gmm", v3::MlaForm::kAbsorbed, "gmm"},
+                                         Path{"CrossEntropy", v3::MlaForm::kAbsorbed,
+                                              "cross_entropy"})),
+    name_of);
 
 class GoldenMtp : public ::testing::TestWithParam<Path> {};
 
@@ -252,9 +272,8 @@ TEST_P(GoldenMtp, EqualsTorchtitan) {
   EXPECT_LT(max_difference(model->logits(hidden[1]), forward.at("mtp_logits")), kLogitsTolerance);
 }
 
-INSTANTIATE_TEST_SUITE_P(Forms, GoldenMtp,
-                         ::testing::Values(Path::kAbsorbed, Path::kExpanded, Path::kFused),
-                         [](const auto& info) { return name_of(info.param); });
+INSTANTIATE_TEST_SUITE_P(Forms, GoldenMtp, ::testing::Values(kAbsorbed, kExpanded, kFused),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(GoldenRope, FrequenciesAndScale) {
   for (const std::string variant : {"base", "yarn"}) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include "include/longhaul/kernels.h"
 #include "longhaul/base/error.h"
@@ -25,12 +26,14 @@ inline longhaul_dtype kernel_dtype(const at::Tensor& x) {
 }
 
 // A workspace that many calls share: it grows, by a quarter at least, to what the largest needs.
-// Calls kernels of include/longhaul/kernels.h; throws Error with what they say.
+// Calls kernels of include/longhaul/kernels.h, which profilers see as longhaul::op; throws Error
+// with what they say.
 class KernelMemory {
  public:
   template <typename Args>
   void run(const char* op, const char* (*kernel)(const Args*, void*),
            size_t (*workspace)(const Args*), const Args& args) {
+    RECORD_FUNCTION(std::string("longhaul::") + op, c10::ArrayRef<const c10::IValue>{});
     const auto bytes = static_cast<int64_t>(workspace(&args));
     if (size_ < bytes) {
       memory_.reset();  // before the larger one is there
@@ -56,6 +59,7 @@ void run_kernel(const char* op, const char* (*kernel)(const Args*, void*),
 // The same for a kernel without a workspace.
 template <typename Args>
 void run_kernel(const char* op, const char* (*kernel)(const Args*), const Args& args) {
+  RECORD_FUNCTION(std::string("longhaul::") + op, c10::ArrayRef<const c10::IValue>{});
   const char* wrong = kernel(&args);
   LONGHAUL_CHECK(!wrong, "{}: {}", op, wrong ? wrong : "");
 }

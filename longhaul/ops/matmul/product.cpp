@@ -1,6 +1,7 @@
 // The one file that calls oneDNN. libtorch exports mkldnn_matmul without a header, so it is
 // declared here; this declaration is pinned to libtorch 2.11.
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"
@@ -38,6 +39,15 @@ bool onednn_applies(const Tensor& a, const Tensor& b, const Tensor& out) {
   return !mkl_is_faster() || out.numel() * a.size(-1) < kLargeProduct;
 }
 
+// bf16 products by fp32 kernels: of the same numbers, added up in fp32 and rounded once. 1.8 times
+// as fast where the CPU's own bf16 products are slow or missing (Xeon, model 207: 285 against 518
+// ms of a training step).
+bool takes_bf16_as_fp32(const Tensor& out) {
+  static const bool slow = !__builtin_cpu_supports("amx-bf16") &&
+                           (mkl_is_faster() || !__builtin_cpu_supports("avx512bf16"));
+  return slow && out.device().is_cpu() && out.scalar_type() == at::kBFloat16;
+}
+
 void aten_product_out(const Tensor& a, const Tensor& b, Tensor& out, float beta) {
   if (beta == 0.0F) {
     a.dim() == 2 ? at::mm_out(out, a, b) : at::bmm_out(out, a, b);
@@ -61,7 +71,13 @@ void product_out(const Tensor& a, const Tensor& b, Tensor& out, float beta) {
   expected.back() = b.size(-1);
   check_shape(out, expected, "result of a product");
   const at::NoGradGuard no_grad;
-  if (onednn_applies(a, b, out)) {
+  if (takes_bf16_as_fp32(out)) {
+    Tensor wide =
+        beta == 0.0F ? at::empty(out.sizes(), out.options().dtype(at::kFloat)) : out.to(at::kFloat);
+    product_out(a.to(at::kFloat), b.to(at::kFloat), wide, beta);
+    out.copy_(wide);
+  } else if (onednn_applies(a, b, out)) {
+    RECORD_FUNCTION("longhaul::matmul", c10::ArrayRef<const c10::IValue>{});
     at::native::mkldnn_matmul(a, b, out, beta, 1.0F);
   } else {
     aten_product_out(a, b, out, beta);

@@ -1,0 +1,70 @@
+// The profiling.* section: of every profile_freq steps the last profiler_active ones are recorded
+// by Kineto, after profiler_warmup steps that are observed but not kept (TorchTitan's schedule). A
+// recording leaves a Chrome trace at save_traces_folder/iteration_N/rank0_trace.json and a table of
+// where the time went. Called by the run.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "longhaul/config/job_config.h"
+#include "longhaul/models/deepseek_v3/batch.h"
+#include "longhaul/train/resolve_model.h"
+
+namespace longhaul::train {
+
+// What one operator took by itself, without the operators that it calls.
+struct OperatorTime {
+  std::string name;
+  int64_t calls = 0;
+  double seconds = 0;
+};
+
+struct StepProfile {
+  std::vector<OperatorTime> operators;  // the longest first
+  double seconds = 0;                   // of all recorded steps
+  int64_t steps = 0;
+};
+
+// Milliseconds and calls a step and the share of it by operator, the part outside of any, and the
+// host's part, `host_seconds` of a step.
+std::string to_table(const StepProfile& profile, double host_seconds);
+
+// What the host does in a step beside computing: the same forward and backward pass on the Meta
+// device, where operators know only shapes. Seconds.
+double measure_host_seconds(const JobConfig& config, const ResolvedModel& resolved,
+                            const deepseek_v3::Batch& batch);
+
+class Profiler {
+ public:
+  // UserError if recording and warm-up take more than a cycle of profile_freq steps.
+  explicit Profiler(const JobConfig& config);
+  ~Profiler();
+
+  // Around step number `step`. The second returns the profile after the last step of a recording,
+  // whose trace is then written.
+  void begin_step(int64_t step, at::Device device);
+  std::optional<StepProfile> end_step(int64_t step);
+
+  // Where the trace of a recording that ends with this step lies.
+  std::filesystem::path trace_path(int64_t step) const;
+
+ private:
+  enum class State { kOff, kWarmup, kRecording };
+  State state_of(int64_t step) const;
+
+  const JobConfig& config_;
+  State state_ = State::kOff;
+  at::DeviceType device_ = at::kCPU;
+  double seconds_ = 0;
+  int64_t steps_ = 0;
+  std::chrono::steady_clock::time_point began_;
+};
+
+}  // namespace longhaul::train
