@@ -16,6 +16,7 @@
 
 #include "include/longhaul/kernels.h"
 #include "longhaul/base/system.h"
+#include "longhaul/ops/cpu_allocator.h"
 #include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"
 #include "longhaul/ops/lightning_indexer/lightning_indexer.h"
 #include "longhaul/ops/sparse_flash_attention/sparse_flash_attention.h"
@@ -40,7 +41,10 @@ struct Inputs {
 
 Inputs make_inputs(const Shape& s) {
   at::manual_seed(1);
-  const auto normal = [](at::IntArrayRef sizes) { return at::randn(sizes).to(at::kBFloat16); };
+  // Drawn in place, so that nothing larger than the inputs is ever there.
+  const auto normal = [](at::IntArrayRef sizes) {
+    return at::empty(sizes, at::kBFloat16).normal_();
+  };
   const int64_t D = s.C + s.R;
   return {.query = normal({1, s.S, s.H, D}),
           .key = s.expanded() ? normal({1, s.S, s.H, D}) : normal({1, s.S, D}),
@@ -188,6 +192,7 @@ int main(int argc, char** argv) {
                "usage: bench_dsa S H C R Hi Di K REPEATS fused|eager sparse|absorbed|expanded\n");
     return 2;
   }
+  longhaul::ops::install_cpu_allocator();
   const auto number = [&](int i) { return std::stoll(argv[i]); };
   const longhaul::Shape shape{number(1), number(2), number(3), number(4),
                               number(5), number(6), number(7), argv[10]};

@@ -11,9 +11,9 @@
 #include "longhaul/base/log.h"
 #include "longhaul/base/text.h"
 #include "longhaul/cli/commands.h"
-#include "longhaul/cli/cpu_allocator.h"
 #include "longhaul/cli/failure.h"
 #include "longhaul/cli/startup.h"
+#include "longhaul/ops/cpu_allocator.h"
 
 namespace longhaul::cli {
 namespace {
@@ -77,7 +77,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   longhaul::cli::restart_with_process_policy(argv);
-  longhaul::cli::install_cpu_allocator();
+  longhaul::ops::install_cpu_allocator();
   const char* no_color = std::getenv("NO_COLOR");
   longhaul::log::configure(no_color == nullptr || *no_color == '\0');
   return longhaul::cli::run(argc, argv);

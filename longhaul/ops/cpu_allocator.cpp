@@ -1,4 +1,4 @@
-#include "longhaul/cli/cpu_allocator.h"
+#include "longhaul/ops/cpu_allocator.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-namespace longhaul::cli {
+namespace longhaul::ops {
 namespace {
 
 constexpr size_t kAlignment = 64;  // what libtorch's own allocator promises
@@ -47,4 +47,4 @@ void install_cpu_allocator() {
   c10::SetAllocator(at::kCPU, &allocator, /*priority=*/1);
 }
 
-}  // namespace longhaul::cli
+}  // namespace longhaul::ops

@@ -2,12 +2,12 @@
 // 2.38 cuts an aligned block out of a larger one and cannot join the cuttings again, so that a
 // freed tensor's place is too small for the next tensor of the same size: the heap grows step by
 // step, and every new page is cleared by the kernel first. A block with room for the alignment
-// inside comes back at its full size. Part of the process's policy; see startup.h for the rest.
+// inside comes back at its full size. Part of the process's policy; see cli/startup.h for the rest.
 #pragma once
 
-namespace longhaul::cli {
+namespace longhaul::ops {
 
 // Before the first tensor.
 void install_cpu_allocator();
 
-}  // namespace longhaul::cli
+}  // namespace longhaul::ops
