@@ -82,14 +82,13 @@ TEST_F(TrainCommand, TheMemoryIsTheGpus) {
 TEST_F(TrainCommand, ConvertersTrainTheSameModel) {
   expect_trained(train_only());
   const auto fused =
-      train_only({"--model.converters", "npu_dsa,rms_norm,npu_rope,permute,cross_entropy",
+      train_only({"--model.converters", "npu_dsa,rms_norm,npu_rope,permute,npu_gmm,cross_entropy",
                   "--job.dump_folder", "fused"});
   expect_trained(fused);
-  EXPECT_THAT(
-      fused.err,
-      ContainsRegex("converters +cross_entropy.*, dsa .2 modules., permute .[0-9]+ modules., "
-                    "rms_norm .[0-9]+ modules., rope .4 modules. on [a-z0-9_]+ "
-                    "kernels"));
+  EXPECT_THAT(fused.err, ContainsRegex("converters +cross_entropy.*, dsa .2 modules., gmm .[0-9]+ "
+                                       "modules., permute .[0-9]+ modules., "
+                                       "rms_norm .[0-9]+ modules., rope .4 modules. on [a-z0-9_]+ "
+                                       "kernels"));
   const auto expected = metrics(), actual = metrics("fused");
   ASSERT_EQ(actual.size(), 6u);
   for (size_t i = 0; i < 6; ++i) {

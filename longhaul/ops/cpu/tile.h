@@ -211,18 +211,18 @@ LONGHAUL_INLINE void store_sums(const float* sums, int H, int num_heads, int64_t
   }
 }
 
-// [H / kPack<T>][D] words for add_heads_to_row: element d of kPack<T> heads together. Heads from
-// num_heads to H are zero.
-template <typename T>
+// [H / kPack<Operand>][D] words for add_heads_to_row: element d of kPack<Operand> heads together.
+// Heads from num_heads to H are zero.
+template <typename Operand, typename T>
 LONGHAUL_INLINE void pair_heads(const T* heads, int64_t stride, int num_heads, int H, int64_t D,
                                 int32_t* out) {
-  for (int h = 0; h < H; h += kPack<T>) {
+  for (int h = 0; h < H; h += kPack<Operand>) {
     for (int64_t d = 0; d < D; d += kLanes, out += kLanes) {
       Floats x[2] = {};
-      for (int i = 0; i < kPack<T>; ++i) {
+      for (int i = 0; i < kPack<Operand>; ++i) {
         if (h + i < num_heads) x[i] = load_as_floats(heads + (h + i) * stride + d);
       }
-      store_words(out, sizeof(T) == 2 ? pack_bf16(x[0], x[1]) : Words(x[0]));
+      store_words(out, sizeof(Operand) == 2 ? pack_bf16(x[0], x[1]) : Words(x[0]));
     }
   }
 }

@@ -77,8 +77,8 @@ class Backward {
     const T* query = static_cast<const T*>(a_.query) + (row * a_.H + h) * a_.D;
     const T* d_out = static_cast<const T*>(args_.d_out) + (row * a_.H + h) * a_.V;
     const int count = static_cast<int>(view.queries), all_lanes = static_cast<int>(lanes);
-    pair_heads(query, a_.H * a_.D, count, all_lanes, a_.D, paired);
-    pair_heads(d_out, a_.H * a_.V, count, all_lanes, a_.V, paired + lanes / kPack<T> * a_.D);
+    pair_heads<T>(query, a_.H * a_.D, count, all_lanes, a_.D, paired);
+    pair_heads<T>(d_out, a_.H * a_.V, count, all_lanes, a_.V, paired + lanes / kPack<T> * a_.D);
     for (int g = 0; g < kGroups && view.queries_of(g) > 0; ++g) {
       const int64_t at = g * kGroup * a_.H, queries = view.queries_of(g);
       pack_group<T>(query + at * a_.D, a_.H * a_.D, queries, a_.D, query_of(g));

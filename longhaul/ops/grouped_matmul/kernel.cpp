@@ -42,22 +42,49 @@ template <typename T>
 void pack_panel(const Args& a, int64_t expert, int64_t column, int32_t* panel) {
   const T* weight = static_cast<const T*>(a.weight) + expert * a.N * a.K;
   if (a.transposed) {
-    pair_heads<T>(weight + column, a.K, static_cast<int>(a.N), static_cast<int>(a.N), kPanel,
-                  panel);
+    pair_heads<Operand<T>>(weight + column, a.K, static_cast<int>(a.N), static_cast<int>(a.N),
+                           kPanel, panel);
   } else {
     pack_rows(weight + column * a.K, a.K, a.K, panel);
   }
 }
 
+// What a thread works in.
 template <typename T>
-void multiply(const Args& a, const Task& task, int64_t column, const int32_t* panel) {
-  const int64_t width = in_width(a), stride = width * static_cast<int64_t>(sizeof(T));
-  const char* in = static_cast<const char*>(a.in) + task.begin * stride;
+struct Buffers {
+  int32_t* panel;  // [in_width words][32]
+  int32_t* rows;   // [kRows][in_width words], only where rows are widened
+
+  Buffers(const Args& a, Workspace& workspace) {
+    const int64_t words = in_width(a) / kPackOperand<T>;
+    panel = workspace.take<int32_t>(words * kPanel);
+    rows = workspace.take<int32_t>(sizeof(T) == sizeof(Operand<T>) ? 0 : words * kRows);
+  }
+};
+
+// `count` rows as operands, one behind the other.
+template <typename T>
+LONGHAUL_INLINE const char* operands(const T* in, int64_t count, int64_t width, int32_t* buffer) {
+  if constexpr (sizeof(T) == sizeof(Operand<T>)) {
+    return reinterpret_cast<const char*>(in);
+  } else {
+    for (int64_t i = 0; i < count * width; i += kLanes) {
+      store_words(buffer + i, load_operands(in + i));
+    }
+    return reinterpret_cast<const char*>(buffer);
+  }
+}
+
+template <typename T>
+void multiply(const Args& a, const Task& task, int64_t column, const Buffers<T>& buffers) {
+  const int64_t width = in_width(a), words = width / kPackOperand<T>;
+  const T* in = static_cast<const T*>(a.in) + task.begin * width;
   T* out = static_cast<T*>(a.out) + task.begin * out_width(a) + column;
   for (int64_t row = 0; row < task.rows; row += kRows) {
     const int64_t count = std::min<int64_t>(kRows, task.rows - row);
     Floats acc[kRows][kVectors] = {};
-    multiply_panel<T>(in + row * stride, stride, count, panel, width / kPack<T>, acc);
+    multiply_panel<T>(operands(in + row * width, count, width, buffers.rows), words * 4, count,
+                      buffers.panel, words, acc);
     for (int64_t r = 0; r < count; ++r) {
       T* to = out + (row + r) * out_width(a);
       store_rounded(to, acc[r][0]);
@@ -67,23 +94,32 @@ void multiply(const Args& a, const Task& task, int64_t column, const int32_t* pa
 }
 
 template <typename T>
+size_t thread_bytes(const Args& a) {
+  Workspace workspace(nullptr);
+  const Buffers<T> buffers(a, workspace);
+  return workspace.bytes();
+}
+
+template <typename T>
 void run(const Args& a, void* memory) {
   Workspace workspace(memory);
   Task* tasks = workspace.take<Task>(max_tasks(a));
-  const int64_t words = in_width(a) / kPack<T> * kPanel, panels = out_width(a) / kPanel;
-  int32_t* buffers = workspace.take<int32_t>(words * omp_get_max_threads());
+  char* rest = static_cast<char*>(memory) + workspace.bytes();
+  const size_t bytes = thread_bytes<T>(a);
+  const int64_t panels = out_width(a) / kPanel;
   int64_t end = 0;
   const int64_t count = list_tasks(a, tasks, end);
 #pragma omp parallel
   {
     const FlushDenormals flush;
-    int32_t* panel = buffers + words * omp_get_thread_num();
+    Workspace own(rest + bytes * static_cast<size_t>(omp_get_thread_num()));
+    const Buffers<T> buffers(a, own);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < count * panels; ++i) {
       const Task& task = tasks[i / panels];
       const int64_t column = i % panels * kPanel;
-      pack_panel<T>(a, task.expert, column, panel);
-      multiply<T>(a, task, column, panel);
+      pack_panel<T>(a, task.expert, column, buffers.panel);
+      multiply<T>(a, task, column, buffers);
     }
   }
   std::fill(static_cast<T*>(a.out) + end * out_width(a),
@@ -95,8 +131,8 @@ void run(const Args& a, void* memory) {
 size_t grouped_matmul_workspace(const Args& a) {
   Workspace workspace(nullptr);
   workspace.take<Task>(max_tasks(a));
-  workspace.take<int32_t>(in_width(a) * kPanel * omp_get_max_threads());
-  return workspace.bytes();
+  const size_t own = with_dtype(a.dtype, [&]<typename T>() { return thread_bytes<T>(a); });
+  return workspace.bytes() + own * static_cast<size_t>(omp_get_max_threads());
 }
 
 void grouped_matmul(const Args& a, void* workspace) {

@@ -32,7 +32,7 @@ int64_t max_chunks(const Args& a) { return a.E + a.M / kChunkRows; }
 
 template <typename T>
 int64_t max_words(const Args& a) {
-  return round_up(a.M, kPack<T>) / kPack<T> + kLanes * max_chunks(a);
+  return round_up(a.M, kPackOperand<T>) / kPackOperand<T> + kLanes * max_chunks(a);
 }
 
 // Returns the words of all chunks.
@@ -43,7 +43,7 @@ int64_t list_chunks(const Args& a, const Chunks& chunks) {
     chunks.first[e] = count;
     for (int64_t done = 0; done < a.counts[e]; done += kChunkRows) {
       const int64_t rows = std::min(kChunkRows, a.counts[e] - done);
-      const int64_t words = round_up(rows, kLanes * kPack<T>) / kPack<T>;
+      const int64_t words = round_up(rows, kLanes * kPackOperand<T>) / kPackOperand<T>;
       chunks.of[count++] = {row + done, rows, words, place};
       place += words;
     }
@@ -58,7 +58,7 @@ template <typename T>
 struct Buffers {
   Chunks chunks;
   int32_t* columns;  // [N][words]: dy by columns
-  int32_t* panels;   // [threads][kChunkRows / kPack<T>][32]
+  int32_t* panels;   // [threads][kChunkRows / kPackOperand<T>][32]
   float* sums;       // [threads][N][32]
 
   Buffers(const Args& a, Workspace& workspace) {
@@ -68,7 +68,7 @@ struct Buffers {
     panels = workspace.take<int32_t>(panel_words() * omp_get_max_threads());
     sums = workspace.take<float>(a.N * kPanel * omp_get_max_threads());
   }
-  static int64_t panel_words() { return kChunkRows / kPack<T> * kPanel; }
+  static int64_t panel_words() { return kChunkRows / kPackOperand<T> * kPanel; }
 };
 
 template <typename T>
@@ -84,7 +84,7 @@ class WeightGradient {
     for (int64_t word = 0; word < chunk.words; word += kLanes) {
       Words x[kLanes];
       for (int i = 0; i < kLanes; ++i) {
-        const int64_t row = (word + i) * kPack<T>;
+        const int64_t row = (word + i) * kPackOperand<T>;
         x[i] = pair_rows(dy + row * a_.N, a_.N, chunk.rows - row);
       }
       transpose_words(x);
@@ -105,8 +105,8 @@ class WeightGradient {
     float* sums = buffers_.sums + a_.N * kPanel * thread;
     for (const Chunk* first = chunk; chunk != end; ++chunk) {
       const T* x = static_cast<const T*>(a_.x) + chunk->begin * a_.K + column;
-      pair_heads<T>(x, a_.K, static_cast<int>(chunk->rows),
-                    static_cast<int>(chunk->words * kPack<T>), kPanel, panel);
+      pair_heads<Operand<T>>(x, a_.K, static_cast<int>(chunk->rows),
+                             static_cast<int>(chunk->words * kPackOperand<T>), kPanel, panel);
       for (int64_t n = 0; n < a_.N; n += kRows) {
         add_rows(*chunk, n, panel, chunk == first, chunk + 1 == end, sums + n * kPanel,
                  out + n * a_.K);

@@ -81,7 +81,8 @@ class Loss {
     diverge(row, keys, key);
 
     const int H = static_cast<int>(a_.H), heads = static_cast<int>(Layout::heads(a_.H));
-    pair_heads(query_of(row), a_.D, H, heads, a_.D, scatter.paired + place * scatter.paired_words);
+    pair_heads<T>(query_of(row), a_.D, H, heads, a_.D,
+                  scatter.paired + place * scatter.paired_words);
     std::memset(buffers_.sums, 0, static_cast<size_t>(a_.D * heads) * sizeof(float));
     for (int64_t v = 0; v < Layout::vectors(a_.H); ++v) d_weights_[v] = Floats{};
     for (int64_t from = 0; from < keys.size; from += kKeyBlock) {

@@ -209,8 +209,8 @@ class Loss {
     const BlockScatter& scatter = shared_.scatter;
     scatter.ranges[place] = view_.keys;
     const int groups = static_cast<int>(shared_.groups);
-    pair_heads(query_of(h, 0), a_.H * a_.D, static_cast<int>(a_.S), groups * kGroup, a_.D,
-               scatter.paired_of(place));
+    pair_heads<T>(query_of(h, 0), a_.H * a_.D, static_cast<int>(a_.S), groups * kGroup, a_.D,
+                  scatter.paired_of(place));
     std::memset(buffers.sums, 0, static_cast<size_t>(a_.D * shared_.Q) * sizeof(float));
     Floats d_weights[kGroups][kVectors] = {};
     for (int64_t key = view_.keys.low; key < view_.keys.high; key += kTile) {

@@ -72,8 +72,8 @@ class Backward {
     load_statistics(row, d_out);
     const int H = static_cast<int>(a_.H), heads = static_cast<int>(Layout::heads(a_.H));
     int32_t* paired = scatter.paired + place * scatter.paired_words;
-    pair_heads(query, a_.D, H, heads, a_.D, paired + scatter.term_offsets[0]);
-    pair_heads(d_out, a_.V, H, heads, a_.V, paired + scatter.term_offsets[1]);
+    pair_heads<T>(query, a_.D, H, heads, a_.D, paired + scatter.term_offsets[0]);
+    pair_heads<T>(d_out, a_.V, H, heads, a_.V, paired + scatter.term_offsets[1]);
 
     const char* base = reinterpret_cast<const char*>(key);
     const int64_t row_bytes = a_.D * static_cast<int64_t>(sizeof(T));
