@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <set>
 
@@ -34,6 +35,9 @@ torch::profiler::impl::ProfilerConfig profiler_config() {
 }
 
 void start_recording(at::DeviceType device) {
+  // Without a GPU Kineto would say so as an error.
+  constexpr int kKeepTheUsers = 0;
+  if (device == at::kCPU) setenv("KINETO_LOG_LEVEL", "99", kKeepTheUsers);
   kineto::prepareProfiler(profiler_config(), activities(device));
   kineto::enableProfiler(profiler_config(), activities(device));
 }
