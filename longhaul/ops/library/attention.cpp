@@ -293,7 +293,8 @@ TORCH_LIBRARY_FRAGMENT(longhaul, m) {
       "int sparse_block_size=1, str layout_query=\"BSND\", str layout_kv=\"BSND\", "
       "int sparse_mode=3, int pre_tokens=9223372036854775807, "
       "int next_tokens=9223372036854775807, int attention_mode=2, "
-      "bool return_softmax_lse=False, Tensor? sinks=None) -> (Tensor, Tensor, Tensor)");
+      "bool return_softmax_lse=False, Tensor? sinks=None) -> (Tensor, Tensor, Tensor)",
+      kTags);
   m.def(
       "sparse_flash_attention_grad(Tensor query, Tensor key, Tensor? value, Tensor sparse_indices, "
       "Tensor d_out, Tensor out, Tensor softmax_max, Tensor softmax_sum, float scale_value, "
@@ -301,15 +302,18 @@ TORCH_LIBRARY_FRAGMENT(longhaul, m) {
       "Tensor? actual_seq_qlen=None, Tensor? actual_seq_kvlen=None, str? layout=\"BSND\", "
       "int? sparse_mode=3, int? pre_tokens=9223372036854775807, "
       "int? next_tokens=9223372036854775807, int? attention_mode=2) -> "
-      "(Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+      kTags);
   m.def(
       "sparse_attention_head_sum(Tensor query, Tensor key, Tensor sparse_indices, "
       "Tensor softmax_max, Tensor softmax_sum, float scale_value, *, Tensor? query_rope=None, "
-      "Tensor? key_rope=None, str layout=\"BSND\") -> Tensor");
+      "Tensor? key_rope=None, str layout=\"BSND\") -> Tensor",
+      kTags);
   m.def(
       "dense_attention_head_sum(Tensor query, Tensor key, Tensor softmax_max, Tensor softmax_sum, "
       "float scale_value, *, Tensor? query_rope=None, Tensor? key_rope=None, "
-      "SymInt[]? actual_seq_klen=None, str layout=\"BSND\", int first_query=0) -> Tensor");
+      "SymInt[]? actual_seq_klen=None, str layout=\"BSND\", int first_query=0) -> Tensor",
+      kTags);
 }
 
 TORCH_LIBRARY_IMPL(longhaul, CPU, m) {

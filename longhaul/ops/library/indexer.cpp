@@ -311,13 +311,15 @@ TORCH_LIBRARY_FRAGMENT(longhaul, m) {
       "Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_key=None, "
       "Tensor? block_table=None, str layout_query=\"BSND\", str layout_key=\"BSND\", "
       "int sparse_count=2048, int sparse_mode=3, int pre_tokens=9223372036854775807, "
-      "int next_tokens=9223372036854775807, bool return_value=False) -> (Tensor, Tensor)");
+      "int next_tokens=9223372036854775807, bool return_value=False) -> (Tensor, Tensor)",
+      kTags);
   m.def(
       "lightning_indexer_grad(Tensor query, Tensor key, Tensor dy, Tensor sparse_indices, "
       "Tensor weights, Tensor? actual_seq_lengths_query=None, "
       "Tensor? actual_seq_lengths_key=None, str? layout=\"BSND\", int? sparse_mode=3, "
       "int? pre_tokens=9223372036854775807, int? next_tokens=9223372036854775807) -> "
-      "(Tensor, Tensor, Tensor)");
+      "(Tensor, Tensor, Tensor)",
+      kTags);
   m.def(
       "sparse_lightning_indexer_grad_kl_loss(Tensor query, Tensor key, Tensor query_index, "
       "Tensor key_index, Tensor weights, Tensor sparse_indices, Tensor softmax_max, "
@@ -325,16 +327,19 @@ TORCH_LIBRARY_FRAGMENT(longhaul, m) {
       "SymInt[]? actual_seq_qlen=None, SymInt[]? actual_seq_klen=None, str? layout='BSND', "
       "int? sparse_mode=3, int? pre_tokens=9223372036854775807, "
       "int? next_tokens=9223372036854775807, Tensor? sinks=None) -> "
-      "(Tensor, Tensor, Tensor, Tensor)");
+      "(Tensor, Tensor, Tensor, Tensor)",
+      kTags);
   m.def(
       "sparse_lightning_indexer_kl_loss_from_head_sum(Tensor query_index, Tensor key_index, "
       "Tensor weights, Tensor sparse_indices, Tensor head_sum, *, str layout='BSND') -> "
-      "(Tensor, Tensor, Tensor, Tensor)");
+      "(Tensor, Tensor, Tensor, Tensor)",
+      kTags);
   m.def(
       "dense_lightning_indexer_softmax_lse(Tensor query_index, Tensor key_index, Tensor weights, "
       "*, SymInt[]? actual_seq_qlen=None, SymInt[]? actual_seq_klen=None, str? layout='BSND', "
       "int? sparse_mode=3, int? pre_tokens=9223372036854775807, "
-      "int? next_tokens=9223372036854775807) -> (Tensor, Tensor)");
+      "int? next_tokens=9223372036854775807) -> (Tensor, Tensor)",
+      kTags);
   m.def(
       "dense_lightning_indexer_grad_kl_loss(Tensor query, Tensor key, Tensor query_index, "
       "Tensor key_index, Tensor weights, Tensor softmax_max, Tensor softmax_sum, "
@@ -342,12 +347,14 @@ TORCH_LIBRARY_FRAGMENT(longhaul, m) {
       "Tensor? query_rope=None, Tensor? key_rope=None, SymInt[]? actual_seq_qlen=None, "
       "SymInt[]? actual_seq_klen=None, str? layout='BSND', int? sparse_mode=3, "
       "int? pre_tokens=9223372036854775807, int? next_tokens=9223372036854775807) -> "
-      "(Tensor, Tensor, Tensor, Tensor)");
+      "(Tensor, Tensor, Tensor, Tensor)",
+      kTags);
   m.def(
       "dense_lightning_indexer_kl_loss_from_head_sum(Tensor query_index, Tensor key_index, "
       "Tensor weights, Tensor head_sum, Tensor softmax_max_index, Tensor softmax_sum_index, *, "
       "SymInt[]? actual_seq_klen=None, str layout='BSND', int first_query=0) -> "
-      "(Tensor, Tensor, Tensor, Tensor)");
+      "(Tensor, Tensor, Tensor, Tensor)",
+      kTags);
 }
 
 TORCH_LIBRARY_IMPL(longhaul, CPU, m) {

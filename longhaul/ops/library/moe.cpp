@@ -1,5 +1,4 @@
-// The router's choice, the permutation of tokens and the experts' products.
-#include "longhaul/ops/grouped_matmul/grouped_matmul.h"
+// The router's choice and the permutation of tokens.
 #include "longhaul/ops/library/operators.h"
 #include "longhaul/ops/moe_gating_top_k/moe_gating_top_k.h"
 #include "longhaul/ops/moe_token_permute/moe_token_permute.h"
@@ -8,7 +7,6 @@ namespace longhaul::ops::library {
 namespace {
 
 using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
-using Mask2 = std::array<bool, 2>;
 
 constexpr int64_t kSoftmax = 0, kSigmoid = 1;  // Ascend's norm_type
 constexpr double kEps = 1e-20;                 // of the sum that weights are divided by
@@ -177,19 +175,6 @@ std::tuple<Tensor, Tensor> moe_token_unpermute_grad(const Tensor& permuted_token
   return {d_permuted, probs ? d_probs.to(probs->scalar_type()) : no_result(weights)};
 }
 
-Tensor grouped_matmul(const Tensor& x, const Tensor& weight, const Tensor& group_list) {
-  const at::NoGradGuard no_grad;
-  return ops::grouped_matmul(x, weight, group_list.to(at::kLong), Kernel::kFused);
-}
-
-std::tuple<Tensor, Tensor> grouped_matmul_grad(const Tensor& grad, const Tensor& x,
-                                               const Tensor& weight, const Tensor& group_list,
-                                               Mask2 output_mask) {
-  const auto d = ops::grouped_matmul_grad(grad, x, weight, group_list.to(at::kLong),
-                                          {.d_x = output_mask[0], .d_weight = output_mask[1]});
-  return {output_mask[0] ? d.d_x : no_result(x), output_mask[1] ? d.d_weight : no_result(weight)};
-}
-
 }  // namespace cpu
 
 namespace meta {
@@ -243,17 +228,6 @@ std::tuple<Tensor, Tensor> moe_token_unpermute_grad(const Tensor& permuted_token
                                                     at::OptionalIntArrayRef /*restore_shape*/) {
   return {sized_like(permuted_tokens),
           probs ? sized_like(*probs) : sized(permuted_tokens, {0}, wide_type(permuted_tokens))};
-}
-
-Tensor grouped_matmul(const Tensor& x, const Tensor& weight, const Tensor& /*group_list*/) {
-  return sized(x, {x.sym_size(0), weight.sym_size(1)}, x.scalar_type());
-}
-
-std::tuple<Tensor, Tensor> grouped_matmul_grad(const Tensor& /*grad*/, const Tensor& x,
-                                               const Tensor& weight, const Tensor& /*group_list*/,
-                                               Mask2 output_mask) {
-  return {output_mask[0] ? sized_like(x) : no_result(x),
-          output_mask[1] ? sized_like(weight) : no_result(weight)};
 }
 
 }  // namespace meta
@@ -374,28 +348,6 @@ Tensor moe_token_unpermute(const Tensor& permuted_tokens, const Tensor& sorted_i
   return Unpermute::apply(permuted_tokens, probs, sorted_indices, padded_mode, restore_shape);
 }
 
-struct GroupedMatmul : torch::autograd::Function<GroupedMatmul> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
-                        const Tensor& group_list) {
-    static const auto op = find_operator<decltype(cpu::grouped_matmul)>("grouped_matmul");
-    ctx->save_for_backward({x, weight, group_list});
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return op.call(x, weight, group_list);
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    static const auto op = find_operator<decltype(cpu::grouped_matmul_grad)>("grouped_matmul_grad");
-    const auto saved = ctx->get_saved_variables();
-    const Mask2 wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1)};
-    const auto [d_x, d_weight] = op.call(grads[0], saved[0], saved[1], saved[2], wanted);
-    return {wanted[0] ? d_x : Tensor(), wanted[1] ? d_weight : Tensor(), Tensor()};
-  }
-};
-
-Tensor grouped_matmul(const Tensor& x, const Tensor& weight, const Tensor& group_list) {
-  return GroupedMatmul::apply(x, weight, group_list);
-}
-
 }  // namespace autograd
 }  // namespace
 
@@ -404,28 +356,30 @@ TORCH_LIBRARY_FRAGMENT(longhaul, m) {
       "moe_gating_top_k(Tensor x, int k, *, Tensor? bias=None, Tensor? input_ids=None, "
       "Tensor? tid2eid=None, int k_group=1, int group_count=1, int group_select_mode=0, "
       "int renorm=0, int norm_type=0, bool out_flag=False, float routed_scaling_factor=1.0, "
-      "float eps=1e-20) -> (Tensor, Tensor, Tensor)");
+      "float eps=1e-20) -> (Tensor, Tensor, Tensor)",
+      kTags);
   m.def(
       "moe_gating_top_k_backward(Tensor x_norm, Tensor grad_y, Tensor expertIdx, *, "
       "int renorm=0, int norm_type=0, float routed_scaling_factor=1.0, float eps=1e-20) -> "
-      "Tensor");
+      "Tensor",
+      kTags);
   m.def(
       "moe_token_permute(Tensor tokens, Tensor indices, int? num_out_tokens=None, "
-      "bool padded_mode=False) -> (Tensor, Tensor)");
+      "bool padded_mode=False) -> (Tensor, Tensor)",
+      kTags);
   m.def(
       "moe_token_permute_grad(Tensor tokens, Tensor grad_permuted_tokens, Tensor indices, "
-      "Tensor sorted_indices, bool padded_mode=False) -> Tensor");
+      "Tensor sorted_indices, bool padded_mode=False) -> Tensor",
+      kTags);
   m.def(
       "moe_token_unpermute(Tensor permuted_tokens, Tensor sorted_indices, Tensor? probs=None, "
-      "bool padded_mode=False, int[]? restore_shape=None) -> Tensor");
+      "bool padded_mode=False, int[]? restore_shape=None) -> Tensor",
+      kTags);
   m.def(
       "moe_token_unpermute_grad(Tensor permuted_tokens, Tensor grad_unpermuted_tokens, "
       "Tensor sorted_indices, Tensor? probs=None, bool padded_mode=False, "
-      "int[]? restore_shape=None) -> (Tensor, Tensor)");
-  m.def("grouped_matmul(Tensor x, Tensor weight, Tensor group_list) -> Tensor");
-  m.def(
-      "grouped_matmul_grad(Tensor grad, Tensor x, Tensor weight, Tensor group_list, "
-      "bool[2] output_mask) -> (Tensor, Tensor)");
+      "int[]? restore_shape=None) -> (Tensor, Tensor)",
+      kTags);
 }
 
 TORCH_LIBRARY_IMPL(longhaul, CPU, m) {
@@ -435,8 +389,6 @@ TORCH_LIBRARY_IMPL(longhaul, CPU, m) {
   m.impl("moe_token_permute_grad", cpu::moe_token_permute_grad);
   m.impl("moe_token_unpermute", cpu::moe_token_unpermute);
   m.impl("moe_token_unpermute_grad", cpu::moe_token_unpermute_grad);
-  m.impl("grouped_matmul", cpu::grouped_matmul);
-  m.impl("grouped_matmul_grad", cpu::grouped_matmul_grad);
 }
 
 TORCH_LIBRARY_IMPL(longhaul, Meta, m) {
@@ -446,17 +398,14 @@ TORCH_LIBRARY_IMPL(longhaul, Meta, m) {
   m.impl("moe_token_permute_grad", meta::moe_token_permute_grad);
   m.impl("moe_token_unpermute", meta::moe_token_unpermute);
   m.impl("moe_token_unpermute_grad", meta::moe_token_unpermute_grad);
-  m.impl("grouped_matmul", meta::grouped_matmul);
-  m.impl("grouped_matmul_grad", meta::grouped_matmul_grad);
 }
 
 TORCH_LIBRARY_IMPL(longhaul, Autograd, m) {
   m.impl("moe_gating_top_k", autograd::moe_gating_top_k);
   m.impl("moe_token_permute", autograd::moe_token_permute);
   m.impl("moe_token_unpermute", autograd::moe_token_unpermute);
-  m.impl("grouped_matmul", autograd::grouped_matmul);
-  for (const char* gradient : {"moe_gating_top_k_backward", "moe_token_permute_grad",
-                               "moe_token_unpermute_grad", "grouped_matmul_grad"}) {
+  for (const char* gradient :
+       {"moe_gating_top_k_backward", "moe_token_permute_grad", "moe_token_unpermute_grad"}) {
     m.impl(gradient, torch::autograd::autogradNotImplementedFallback());
   }
 }

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -25,6 +26,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using MaybeTensor = std::optional<Tensor>;
 using SymSizes = std::vector<c10::SymInt>;
+
+// What the tests check of every operator: it can be traced without data.
+inline const std::vector<at::Tag> kTags = {at::Tag::pt2_compliant_tag};
 
 // torch.ops.longhaul.NAME with the signature of its CPU kernel. Calls go through the dispatcher.
 template <typename Signature>

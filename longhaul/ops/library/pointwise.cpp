@@ -322,24 +322,29 @@ Tensor swiglu(const Tensor& input, int64_t dim) { return Swiglu::apply(input, di
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(longhaul, m) {
-  m.def("rms_norm(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)");
+  m.def("rms_norm(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)", kTags);
   m.def(
       "rms_norm_backward(Tensor dy, Tensor input, Tensor gamma, Tensor rstd) -> "
-      "(Tensor, Tensor)");
+      "(Tensor, Tensor)",
+      kTags);
   m.def(
       "add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) -> "
-      "(Tensor, Tensor, Tensor)");
+      "(Tensor, Tensor, Tensor)",
+      kTags);
   m.def(
       "add_rms_norm_backward(Tensor dy, Tensor x, Tensor gamma, Tensor rstd, Tensor? d_x=None) -> "
-      "(Tensor, Tensor)");
+      "(Tensor, Tensor)",
+      kTags);
   m.def(
       "rotary_mul(Tensor input, Tensor r1, Tensor r2, str rotary_mode='half', "
-      "Tensor? rotate=None) -> Tensor");
+      "Tensor? rotate=None) -> Tensor",
+      kTags);
   m.def(
       "rotary_mul_backward(Tensor grad, Tensor input, Tensor r1, Tensor r2, "
-      "str rotary_mode='half') -> (Tensor, Tensor, Tensor)");
-  m.def("swiglu(Tensor input, int dim=-1) -> Tensor");
-  m.def("swiglu_backward(Tensor grad_output, Tensor input, int dim=-1) -> Tensor");
+      "str rotary_mode='half') -> (Tensor, Tensor, Tensor)",
+      kTags);
+  m.def("swiglu(Tensor input, int dim=-1) -> Tensor", kTags);
+  m.def("swiglu_backward(Tensor grad_output, Tensor input, int dim=-1) -> Tensor", kTags);
 }
 
 TORCH_LIBRARY_IMPL(longhaul, CPU, m) {

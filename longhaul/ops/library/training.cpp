@@ -156,14 +156,16 @@ Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Te
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(longhaul, m) {
-  m.def("linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels) -> Tensor");
+  m.def("linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels) -> Tensor", kTags);
   m.def(
       "linear_cross_entropy_and_grad(Tensor hidden, Tensor weight, Tensor labels, "
-      "bool[2] output_mask) -> (Tensor, Tensor, Tensor)");
+      "bool[2] output_mask) -> (Tensor, Tensor, Tensor)",
+      kTags);
   m.def(
       "adam_w(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, "
       "Tensor(c!)[] exp_avg_sqs, int step, *, float lr, float beta1=0.9, float beta2=0.95, "
-      "float eps=1e-08, float weight_decay=0.1, float grad_scale=1.0) -> ()");
+      "float eps=1e-08, float weight_decay=0.1, float grad_scale=1.0) -> ()",
+      kTags);
 }
 
 TORCH_LIBRARY_IMPL(longhaul, CPU, m) {
