@@ -37,6 +37,24 @@ size_t longhaul_lightning_indexer_workspace(const longhaul_lightning_indexer_arg
 const char* longhaul_lightning_indexer(const longhaul_lightning_indexer_args* args,
                                        void* workspace);
 
+/* The gradient of the scores at selected keys. D is a multiple of 32. */
+typedef struct longhaul_lightning_indexer_grad_args {
+  longhaul_dtype dtype; /* of query, key and their gradients */
+  int64_t B, S, L, H, D, K;
+  const void* query;      /* [B, S, H, D] */
+  const void* key;        /* [B, L, D] */
+  const float* weights;   /* [B, S, H] */
+  const int32_t* indices; /* [B, S, K], distinct in a row; -1: none */
+  const float* d_scores;  /* [B, S, K] */
+  void* d_query;          /* out [B, S, H, D] */
+  void* d_key;            /* out [B, L, D] */
+  float* d_weights;       /* out [B, S, H] */
+} longhaul_lightning_indexer_grad_args;
+
+size_t longhaul_lightning_indexer_grad_workspace(const longhaul_lightning_indexer_grad_args* args);
+const char* longhaul_lightning_indexer_grad(const longhaul_lightning_indexer_grad_args* args,
+                                            void* workspace);
+
 /* Attention of all heads over one row of keys each (absorbed MLA); the values are the first V
  * columns of the keys. D and V are multiples of 32. The indices of a row are distinct; -1 anywhere
  * means no key. Ascending ones are fastest. */
@@ -55,6 +73,12 @@ typedef struct longhaul_sparse_attention_args {
 
 size_t longhaul_sparse_attention_workspace(const longhaul_sparse_attention_args* args);
 const char* longhaul_sparse_attention(const longhaul_sparse_attention_args* args, void* workspace);
+
+/* head_sum alone, made again from softmax_max and softmax_sum as longhaul_sparse_attention gave
+ * them for the same arguments; out is unused. */
+size_t longhaul_sparse_attention_head_sum_workspace(const longhaul_sparse_attention_args* args);
+const char* longhaul_sparse_attention_head_sum(const longhaul_sparse_attention_args* args,
+                                               void* workspace);
 
 typedef struct longhaul_sparse_attention_grad_args {
   longhaul_sparse_attention_args
@@ -141,7 +165,8 @@ const char* longhaul_attention_head_sum(const longhaul_attention_head_sum_args* 
                                         void* workspace);
 
 /* The loss of longhaul_indexer_kl_loss over all keys that a query sees, for queries and keys as in
- * longhaul_attention_head_sum. */
+ * longhaul_attention_head_sum. The softmax of the index scores is what
+ * longhaul_dense_indexer_softmax gave, or made anew. */
 typedef struct longhaul_dense_indexer_kl_loss_args {
   longhaul_dtype dtype; /* of query, key and d_query */
   int64_t S, L, H, D;
@@ -151,6 +176,8 @@ typedef struct longhaul_dense_indexer_kl_loss_args {
   const int64_t* first_key; /* [S] */
   const int64_t* last_key;  /* [S] */
   const float* head_sum;    /* [L, Q] */
+  float* softmax_max;       /* [S], natural base, or null together with the next one */
+  float* softmax_sum;       /* [S] */
   float* loss;              /* out [S] */
   void* d_query;            /* out [S, H, D], or null together with the next two */
   float* d_key;             /* [L, D]; the gradient is added to it */
@@ -159,6 +186,12 @@ typedef struct longhaul_dense_indexer_kl_loss_args {
 
 size_t longhaul_dense_indexer_kl_loss_workspace(const longhaul_dense_indexer_kl_loss_args* args);
 const char* longhaul_dense_indexer_kl_loss(const longhaul_dense_indexer_kl_loss_args* args,
+                                           void* workspace);
+
+/* Writes softmax_max and softmax_sum of the index scores, 0 for a query without a key. head_sum,
+ * loss and gradients are null. */
+size_t longhaul_dense_indexer_softmax_workspace(const longhaul_dense_indexer_kl_loss_args* args);
+const char* longhaul_dense_indexer_softmax(const longhaul_dense_indexer_kl_loss_args* args,
                                            void* workspace);
 
 /* FLOP/s that all threads reach with operands of the dtype in a loop on registers alone; looks for
@@ -215,25 +248,28 @@ typedef struct longhaul_rotary_mul_args {
 
 const char* longhaul_rotary_mul(const longhaul_rotary_mul_args* args);
 
-/* y = silu(gate) * up, element by element. */
+/* y = silu(gate) * up, element by element. Gate and up may be halves of the same rows. */
 typedef struct longhaul_swiglu_args {
   longhaul_dtype dtype;
-  int64_t n;
-  const void* gate; /* [n] */
-  const void* up;   /* [n] */
-  void* y;          /* out [n] */
+  int64_t rows, D;
+  int64_t gate_stride, up_stride; /* from a row to the next */
+  const void* gate;               /* [rows, D] */
+  const void* up;                 /* [rows, D] */
+  void* y;                        /* out [rows, D] */
 } longhaul_swiglu_args;
 
 const char* longhaul_swiglu(const longhaul_swiglu_args* args);
 
 typedef struct longhaul_swiglu_grad_args {
   longhaul_dtype dtype;
-  int64_t n;
-  const void* dy;   /* [n] */
-  const void* gate; /* [n] */
-  const void* up;   /* [n] */
-  void* d_gate;     /* out [n] */
-  void* d_up;       /* out [n] */
+  int64_t rows, D;
+  int64_t dy_stride, gate_stride, up_stride;
+  int64_t d_stride; /* of d_gate and of d_up */
+  const void* dy;   /* [rows, D] */
+  const void* gate; /* [rows, D] */
+  const void* up;   /* [rows, D] */
+  void* d_gate;     /* out [rows, D] */
+  void* d_up;       /* out [rows, D] */
 } longhaul_swiglu_grad_args;
 
 const char* longhaul_swiglu_grad(const longhaul_swiglu_grad_args* args);

@@ -232,6 +232,51 @@ TEST_P(FusedDense, IndexerLossWithHeadsOnTwoRanks) {
   }
 }
 
+TEST_P(FusedDense, SoftmaxOfTheIndexScores) {
+  for (const auto& c : kCases) {
+    const auto index = indexer(c, dtype());
+    const auto expected =
+        ops::dense_indexer_softmax(index.as(at::kDouble), index.starts, Kernel::kReference);
+    const auto actual = ops::dense_indexer_softmax(index.as(dtype()), index.starts, Kernel::kFused);
+    EXPECT_LT(frobenius(actual.max_BS, expected.max_BS), 3e-6) << c.name;
+    EXPECT_LT(frobenius(actual.sum_BS, expected.sum_BS), 3e-6) << c.name;
+  }
+}
+
+// With the softmax known, and some queries at a time.
+TEST_P(FusedDense, IndexerLossInPieces) {
+  const Case c{"", {{150, 30}, {-60, 120}}, 3, 64, 32, 4, 32};
+  const auto in = operands(c, Form::kAbsorbed, dtype());
+  const auto index = indexer(c, dtype());
+  const auto wide = index.as(at::kDouble), own = index.as(dtype());
+  const auto expected =
+      evaluated(wide, ops::dense_indexer_kl_loss(wide, index.starts, expected_head_sum(c, in)));
+  const auto softmax = ops::dense_indexer_softmax(own, index.starts, Kernel::kFused);
+  auto loss = at::zeros({}), d_key = at::zeros(own.key_BSD.sizes());
+  std::vector<at::Tensor> d_query, d_weights;
+  for (const auto& [from, count] : {std::pair<int64_t, int64_t>{0, 37}, {37, 143}}) {
+    const auto cut = [&](const at::Tensor& x) { return x.detach().narrow(1, from, count); };
+    auto state = state_after(c, in, Kernel::kFused);
+    for (auto* x : {&state.query_BSHD, &state.softmax_max, &state.softmax_sum}) *x = cut(*x);
+    state.first_query = from;
+    const ops::HeadSums sums(state, index.starts, Kernel::kFused);
+    const auto piece = ops::dense_indexer_kl_gradients(
+        {cut(own.query_BSHD), own.key_BSD.detach(), cut(own.weights_BSH)}, index.starts,
+        [&](const ops::QueryBlock& block) { return sums.of(block); },
+        {.kernel = Kernel::kFused,
+         .first_query = from,
+         .softmax = {cut(softmax.max_BS), cut(softmax.sum_BS)}});
+    loss = loss + piece.loss;
+    d_key = d_key + piece.grads.key_BSD.to(at::kFloat);
+    d_query.push_back(piece.grads.query_BSHD);
+    d_weights.push_back(piece.grads.weights_BSH);
+  }
+  EXPECT_LT(frobenius(loss, expected.loss), 3e-6);
+  EXPECT_LT(frobenius(at::cat(d_query, 1), expected.gradients[0]), limit());
+  EXPECT_LT(frobenius(d_key, expected.gradients[1]), limit());
+  EXPECT_LT(frobenius(at::cat(d_weights, 1), expected.gradients[2]), 1e-5);
+}
+
 // Where the indexer has learnt its target the loss is far smaller than its terms: the indexer is
 // the attention's only head, with weights 1 and scores that are positive.
 TEST_P(FusedDense, IndexerLossNearItsMinimum) {

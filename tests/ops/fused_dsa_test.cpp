@@ -187,6 +187,46 @@ TEST_P(FusedDsa, IndexerLossAndItsGradients) {
   }
 }
 
+TEST_P(FusedDsa, HeadSumFromSavedStatistics) {
+  for (const auto& c : kCases) {
+    const auto in = inputs(c);
+    const auto chosen = indices(in.starts, c.K);
+    const auto head_sum = [&](at::ScalarType type, Kernel kernel) {
+      const auto q = in.query.to(type), k = in.key.to(type);
+      const auto result = ops::sparse_flash_attention(q, k, {}, chosen, options(c, kernel));
+      return std::pair(result.head_sum,
+                       ops::sparse_attention_head_sum({.query_BSHD = q,
+                                                       .key = k,
+                                                       .softmax_max = result.softmax_max,
+                                                       .softmax_sum = result.softmax_sum,
+                                                       .scale = 0.3},
+                                                      chosen));
+    };
+    const auto [expected, of_reference] = head_sum(at::kDouble, Kernel::kReference);
+    EXPECT_LT(frobenius(of_reference, expected), 1e-13) << c.name;
+    EXPECT_LT(frobenius(head_sum(dtype(), Kernel::kFused).second, expected), 3e-6) << c.name;
+  }
+}
+
+TEST_P(FusedDsa, GradientOfTheIndexScores) {
+  for (const auto& c : kCases) {
+    const auto in = inputs(c);
+    const auto chosen = indices(in.starts, c.K);
+    const auto d_scores = normal(chosen.sizes(), 9, 1, at::kFloat);
+    const auto gradient = [&](at::ScalarType type, Kernel kernel) {
+      const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
+      return ops::lightning_indexer_grad(
+          {in.index_query.to(type), in.index_key.to(type), in.index_weights.to(wide)}, chosen,
+          d_scores.to(wide), kernel);
+    };
+    const auto expected = gradient(at::kDouble, Kernel::kReference);
+    const auto actual = gradient(dtype(), Kernel::kFused);
+    EXPECT_LT(frobenius(actual.query_BSHD, expected.query_BSHD), limit()) << c.name;
+    EXPECT_LT(frobenius(actual.key_BSD, expected.key_BSD), limit()) << c.name;
+    EXPECT_LT(frobenius(actual.weights_BSH, expected.weights_BSH), 1e-5) << c.name;
+  }
+}
+
 // Where the indexer has learnt its target the loss is far smaller than its terms.
 TEST_P(FusedDsa, IndexerLossNearItsMinimum) {
   const Case c{"", {{80}}, 1, 32, 0, 40, 4, 32};

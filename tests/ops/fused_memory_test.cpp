@@ -31,6 +31,9 @@ void run_attention(const Shape& s, Arrays& arrays) {
   args.d_query = arrays.result(s.dtype, rows * s.H * s.D);
   args.d_key = arrays.result(s.dtype, s.B * s.L * s.D);
   arrays.run(longhaul_sparse_attention, longhaul_sparse_attention_workspace, a);
+  auto sum = a;
+  sum.head_sum = arrays.result_floats(rows * s.K);
+  arrays.run(longhaul_sparse_attention_head_sum, longhaul_sparse_attention_head_sum_workspace, sum);
   arrays.run(longhaul_sparse_attention_grad, longhaul_sparse_attention_grad_workspace, args);
 }
 
@@ -102,6 +105,27 @@ void run_loss(const Shape& s, Arrays& arrays) {
   arrays.run(longhaul_indexer_kl_loss, longhaul_indexer_kl_loss_workspace, a);
 }
 
+void run_indexer_grad(const Shape& s, Arrays& arrays) {
+  const int64_t rows = s.B * s.S;
+  const longhaul_lightning_indexer_grad_args a = {
+      .dtype = s.dtype,
+      .B = s.B,
+      .S = s.S,
+      .L = s.L,
+      .H = s.H,
+      .D = s.D,
+      .K = s.K,
+      .query = arrays.numbers(s.dtype, rows * s.H * s.D),
+      .key = arrays.numbers(s.dtype, s.B * s.L * s.D),
+      .weights = arrays.floats(rows * s.H),
+      .indices = arrays.indices(rows, s.K, s.L),
+      .d_scores = arrays.floats(rows * s.K),
+      .d_query = arrays.result(s.dtype, rows * s.H * s.D),
+      .d_key = arrays.result(s.dtype, s.B * s.L * s.D),
+      .d_weights = arrays.result_floats(rows * s.H)};
+  arrays.run(longhaul_lightning_indexer_grad, longhaul_lightning_indexer_grad_workspace, a);
+}
+
 // Any ranges of visible keys, also empty ones; D is even for bf16, else any number.
 void run_indexer(const Shape& s, Arrays& arrays) {
   const int64_t rows = s.B * s.S, D = s.D - 30 + (s.dtype == LONGHAUL_FLOAT32 ? 1 : 0);
@@ -152,22 +176,31 @@ void run_dense_loss(const Shape& s, Arrays& arrays) {
   arrays.run(longhaul_attention_head_sum, longhaul_attention_head_sum_workspace, sum);
   float* d_key = gradients ? arrays.result_floats(s.L * s.V) : nullptr;
   if (d_key) std::fill_n(d_key, s.L * s.V, 1.0F);  // it is added to
-  const longhaul_dense_indexer_kl_loss_args loss = {
-      .dtype = s.dtype,
-      .S = S,
-      .L = s.L,
-      .H = s.H,
-      .D = s.V,
-      .query = arrays.numbers(s.dtype, S * s.H * s.V),
-      .key = arrays.numbers(s.dtype, s.L * s.V),
-      .weights = arrays.floats(S * s.H),
-      .first_key = visible.first.data(),
-      .last_key = visible.last.data(),
-      .head_sum = sum.head_sum,
-      .loss = arrays.result_floats(S),
-      .d_query = gradients ? arrays.result(s.dtype, S * s.H * s.V) : nullptr,
-      .d_key = d_key,
-      .d_weights = gradients ? arrays.result_floats(S * s.H) : nullptr};
+  longhaul_dense_indexer_kl_loss_args softmax = {.dtype = s.dtype,
+                                                 .S = S,
+                                                 .L = s.L,
+                                                 .H = s.H,
+                                                 .D = s.V,
+                                                 .query = arrays.numbers(s.dtype, S * s.H * s.V),
+                                                 .key = arrays.numbers(s.dtype, s.L * s.V),
+                                                 .weights = arrays.floats(S * s.H),
+                                                 .first_key = visible.first.data(),
+                                                 .last_key = visible.last.data(),
+                                                 .head_sum = nullptr,
+                                                 .softmax_max = arrays.result_floats(S),
+                                                 .softmax_sum = arrays.result_floats(S),
+                                                 .loss = nullptr,
+                                                 .d_query = nullptr,
+                                                 .d_key = nullptr,
+                                                 .d_weights = nullptr};
+  arrays.run(longhaul_dense_indexer_softmax, longhaul_dense_indexer_softmax_workspace, softmax);
+  longhaul_dense_indexer_kl_loss_args loss = softmax;
+  if (arrays.random()() % 2) loss.softmax_max = loss.softmax_sum = nullptr;
+  loss.head_sum = sum.head_sum;
+  loss.loss = arrays.result_floats(S);
+  loss.d_query = gradients ? arrays.result(s.dtype, S * s.H * s.V) : nullptr;
+  loss.d_key = d_key;
+  loss.d_weights = gradients ? arrays.result_floats(S * s.H) : nullptr;
   arrays.run(longhaul_dense_indexer_kl_loss, longhaul_dense_indexer_kl_loss_workspace, loss);
 }
 
@@ -176,7 +209,7 @@ class FusedMemory : public FusedKernels<RunFunction> {};
 TEST_P(FusedMemory, RandomShapesAndIndices) { run_at_random_shapes(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, FusedMemory,
-                         ::testing::Values(run_attention, run_loss, run_indexer,
+                         ::testing::Values(run_attention, run_loss, run_indexer, run_indexer_grad,
                                            run_dense_attention, run_dense_loss));
 
 }  // namespace

@@ -148,6 +148,27 @@ TEST_P(FusedPointwise, Swiglu) {
       {normal({21, 6}, 1), normal({6, 30}, 2)}, "slices");
 }
 
+// The same bits from halves of wider rows, into halves of wider rows.
+TEST_P(FusedPointwise, SwigluOfHalves) {
+  for (const auto& [rows, D] : kShapes) {
+    const auto x = normal({rows, 2 * D}, 1, 3.0).to(dtype());
+    const auto gate = x.narrow(1, 0, D), up = x.narrow(1, D, D);
+    const auto dy = normal({rows, D}, 2).to(dtype());
+    const auto expected = [&] {
+      const Inputs leaves = {gate.contiguous().set_requires_grad(true),
+                             up.contiguous().set_requires_grad(true)};
+      const auto y = kSwiglu(leaves, Kernel::kFused);
+      auto all = torch::autograd::grad({y}, leaves, {dy});
+      all.push_back(y);
+      return all;
+    }();
+    const auto d_x = at::full_like(x, NAN);
+    ops::swiglu_rows_grad(dy, gate, up, d_x.narrow(1, 0, D), d_x.narrow(1, D, D));
+    EXPECT_TRUE(at::equal(ops::swiglu_rows(gate, up), expected[2])) << rows << " x " << D;
+    EXPECT_TRUE(at::equal(d_x, at::cat({expected[0], expected[1]}, 1))) << rows << " x " << D;
+  }
+}
+
 TEST_P(FusedPointwise, SwigluOfLargeValues) {
   const auto gate = at::tensor({-1e30, -1e4, -200., -90., -20., -1e-30, 0., 1e-30, 20., 90., 1e30});
   expect_as_reference(

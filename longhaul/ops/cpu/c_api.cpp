@@ -50,6 +50,12 @@ const char* check(const longhaul_lightning_indexer_args& a) {
   return check_ranges(a.first_key, a.last_key, a.B * a.S, a.L);
 }
 
+const char* check(const longhaul_lightning_indexer_grad_args& a) {
+  if (const char* wrong = check_sizes(a.B, a.S, a.L, a.H, a.D, a.K)) return wrong;
+  if (a.D % 32 != 0) return "D must be a multiple of 32";
+  return check_indices(a.indices, a.B * a.S, a.K, a.L);
+}
+
 const char* check(const longhaul_sparse_attention_args& a) {
   if (const char* wrong = check_sizes(a.B, a.S, a.L, a.H, a.D, a.K)) return wrong;
   if (a.D % 32 != 0 || a.V % 32 != 0) return "D and V must be multiples of 32";
@@ -94,6 +100,9 @@ const char* check(const longhaul_dense_indexer_kl_loss_args& a) {
   if (a.D % 32 != 0) return "D must be a multiple of 32";
   const bool some = a.d_query || a.d_key || a.d_weights;
   if (some && !(a.d_query && a.d_key && a.d_weights)) return "all three gradients or none";
+  if ((a.softmax_max == nullptr) != (a.softmax_sum == nullptr)) {
+    return "softmax_max and softmax_sum, or none of the two";
+  }
   return check_ranges(a.first_key, a.last_key, a.S, a.L);
 }
 
@@ -134,11 +143,11 @@ const char* check(const longhaul_rotary_mul_args& a) {
 }
 
 const char* check(const longhaul_swiglu_args& a) {
-  return a.n < 0 ? "n must not be negative" : nullptr;
+  return a.rows < 0 || a.D < 0 ? "rows and D must not be negative" : nullptr;
 }
 
 const char* check(const longhaul_swiglu_grad_args& a) {
-  return a.n < 0 ? "n must not be negative" : nullptr;
+  return a.rows < 0 || a.D < 0 ? "rows and D must not be negative" : nullptr;
 }
 
 // Of T * k choices among as many rows.
@@ -215,6 +224,17 @@ const char* longhaul_lightning_indexer(const longhaul_lightning_indexer_args* ar
   return nullptr;
 }
 
+size_t longhaul_lightning_indexer_grad_workspace(const longhaul_lightning_indexer_grad_args* args) {
+  return kernels().lightning_indexer_grad_workspace(*args);
+}
+
+const char* longhaul_lightning_indexer_grad(const longhaul_lightning_indexer_grad_args* args,
+                                            void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().lightning_indexer_grad(*args, workspace);
+  return nullptr;
+}
+
 size_t longhaul_sparse_attention_workspace(const longhaul_sparse_attention_args* args) {
   return kernels().sparse_attention_workspace(*args);
 }
@@ -222,6 +242,17 @@ size_t longhaul_sparse_attention_workspace(const longhaul_sparse_attention_args*
 const char* longhaul_sparse_attention(const longhaul_sparse_attention_args* args, void* workspace) {
   if (const char* wrong = check(*args)) return wrong;
   kernels().sparse_attention(*args, workspace);
+  return nullptr;
+}
+
+size_t longhaul_sparse_attention_head_sum_workspace(const longhaul_sparse_attention_args* args) {
+  return kernels().sparse_attention_head_sum_workspace(*args);
+}
+
+const char* longhaul_sparse_attention_head_sum(const longhaul_sparse_attention_args* args,
+                                               void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().sparse_attention_head_sum(*args, workspace);
   return nullptr;
 }
 
@@ -286,6 +317,19 @@ const char* longhaul_dense_indexer_kl_loss(const longhaul_dense_indexer_kl_loss_
                                            void* workspace) {
   if (const char* wrong = check(*args)) return wrong;
   kernels().dense_indexer_kl_loss(*args, workspace);
+  return nullptr;
+}
+
+size_t longhaul_dense_indexer_softmax_workspace(const longhaul_dense_indexer_kl_loss_args* args) {
+  return kernels().dense_indexer_softmax_workspace(*args);
+}
+
+const char* longhaul_dense_indexer_softmax(const longhaul_dense_indexer_kl_loss_args* args,
+                                           void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  if (args->d_query) return "the softmax has no gradients here";
+  if (!args->softmax_max) return "softmax_max and softmax_sum are what is written";
+  kernels().dense_indexer_softmax(*args, workspace);
   return nullptr;
 }
 

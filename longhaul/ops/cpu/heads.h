@@ -63,6 +63,20 @@ struct HeadLayout {
     return load(lanes);
   }
 
+  // Log-sum-exp in base 2 of a query's heads, from the statistics of its softmax. Huge for padded
+  // heads, so that their probabilities are 0.
+  static LONGHAUL_INLINE void load_lse(const float* softmax_max, const float* softmax_sum,
+                                       int64_t H, Floats (&lse)[kMaxVectors]) {
+    float sums[kMaxVectors * kLanes], maxima[kMaxVectors * kLanes];
+    for (int64_t h = 0; h < heads(H); ++h) {
+      sums[h] = h < H ? softmax_sum[h] : 1;
+      maxima[h] = h < H ? softmax_max[h] : 1e30F;
+    }
+    for (int64_t v = 0; v < vectors(H); ++v) {
+      lse[v] = load_heads(maxima + v * kHeads) * kLog2E + log2(load_heads(sums + v * kHeads));
+    }
+  }
+
   // The two values of each head of vector v as a key's weights in a RowScatter: all heads' first
   // values, then all heads' second ones; for a unit of two keys, both keys' weights.
   static LONGHAUL_INLINE void store_key_weights(int32_t* out, int64_t v, int heads, Floats first,

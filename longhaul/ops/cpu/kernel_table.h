@@ -10,8 +10,12 @@ namespace longhaul::cpu {
 struct KernelTable {
   size_t (*lightning_indexer_workspace)(const longhaul_lightning_indexer_args&);
   void (*lightning_indexer)(const longhaul_lightning_indexer_args&, void*);
+  size_t (*lightning_indexer_grad_workspace)(const longhaul_lightning_indexer_grad_args&);
+  void (*lightning_indexer_grad)(const longhaul_lightning_indexer_grad_args&, void*);
   size_t (*sparse_attention_workspace)(const longhaul_sparse_attention_args&);
   void (*sparse_attention)(const longhaul_sparse_attention_args&, void*);
+  size_t (*sparse_attention_head_sum_workspace)(const longhaul_sparse_attention_args&);
+  void (*sparse_attention_head_sum)(const longhaul_sparse_attention_args&, void*);
   size_t (*sparse_attention_grad_workspace)(const longhaul_sparse_attention_grad_args&);
   void (*sparse_attention_grad)(const longhaul_sparse_attention_grad_args&, void*);
   size_t (*flash_attention_workspace)(const longhaul_flash_attention_args&);
@@ -24,6 +28,8 @@ struct KernelTable {
   void (*attention_head_sum)(const longhaul_attention_head_sum_args&, void*);
   size_t (*dense_indexer_kl_loss_workspace)(const longhaul_dense_indexer_kl_loss_args&);
   void (*dense_indexer_kl_loss)(const longhaul_dense_indexer_kl_loss_args&, void*);
+  size_t (*dense_indexer_softmax_workspace)(const longhaul_dense_indexer_kl_loss_args&);
+  void (*dense_indexer_softmax)(const longhaul_dense_indexer_kl_loss_args&, void*);
   double (*peak_flops)(longhaul_dtype, double seconds);
   void (*rms_norm)(const longhaul_rms_norm_args&);
   size_t (*rms_norm_grad_workspace)(const longhaul_rms_norm_grad_args&);
@@ -50,8 +56,12 @@ struct KernelTable {
 namespace LONGHAUL_ISA {
 size_t lightning_indexer_workspace(const longhaul_lightning_indexer_args&);
 void lightning_indexer(const longhaul_lightning_indexer_args&, void* workspace);
+size_t lightning_indexer_grad_workspace(const longhaul_lightning_indexer_grad_args&);
+void lightning_indexer_grad(const longhaul_lightning_indexer_grad_args&, void* workspace);
 size_t sparse_attention_workspace(const longhaul_sparse_attention_args&);
 void sparse_attention(const longhaul_sparse_attention_args&, void* workspace);
+size_t sparse_attention_head_sum_workspace(const longhaul_sparse_attention_args&);
+void sparse_attention_head_sum(const longhaul_sparse_attention_args&, void* workspace);
 size_t sparse_attention_grad_workspace(const longhaul_sparse_attention_grad_args&);
 void sparse_attention_grad(const longhaul_sparse_attention_grad_args&, void* workspace);
 size_t flash_attention_workspace(const longhaul_flash_attention_args&);
@@ -64,6 +74,8 @@ size_t attention_head_sum_workspace(const longhaul_attention_head_sum_args&);
 void attention_head_sum(const longhaul_attention_head_sum_args&, void* workspace);
 size_t dense_indexer_kl_loss_workspace(const longhaul_dense_indexer_kl_loss_args&);
 void dense_indexer_kl_loss(const longhaul_dense_indexer_kl_loss_args&, void* workspace);
+size_t dense_indexer_softmax_workspace(const longhaul_dense_indexer_kl_loss_args&);
+void dense_indexer_softmax(const longhaul_dense_indexer_kl_loss_args&, void* workspace);
 double peak_flops(longhaul_dtype, double seconds);
 void rms_norm(const longhaul_rms_norm_args&);
 size_t rms_norm_grad_workspace(const longhaul_rms_norm_grad_args&);

@@ -30,16 +30,8 @@ int64_t tokens_at_a_time(const Tensor& hidden_TD, int64_t V) {
   return std::clamp<int64_t>(kTileBytes / row_bytes, 1, std::max<int64_t>(hidden_TD.size(0), 1));
 }
 
-// What is wanted beside the loss.
-struct Wanted {
-  bool d_hidden, d_weight;
-  bool any() const { return d_hidden || d_weight; }
-};
-
-struct Result {
-  Tensor loss;
-  Tensor d_hidden_TD, d_weight_VD;  // undefined where not wanted; d_weight in fp32
-};
+using Wanted = WantedOfCrossEntropy;
+using Result = CrossEntropyGradients;
 
 // sum += a b (= where `first`) for an fp32 sum of products of bf16: a piece is rounded once, as any
 // product in bf16 is, and added while it is in the caches.
@@ -160,13 +152,25 @@ Tensor fused(const Tensor& hidden_TD, const Tensor& weight_VD, const Tensor& lab
   return compute(hidden_TD, weight_VD.to(hidden_TD.scalar_type()), labels_T, wanted).loss;
 }
 
-}  // namespace
-
-Tensor linear_cross_entropy(const Tensor& hidden_TD, const Tensor& weight_VD,
-                            const Tensor& labels_T, Kernel kernel) {
+void check(const Tensor& hidden_TD, const Tensor& weight_VD, const Tensor& labels_T) {
   check_dims(labels_T, 1, "cross-entropy: labels");
   check_dims(weight_VD, 2, "cross-entropy: weight");
   check_shape(hidden_TD, {labels_T.size(0), weight_VD.size(1)}, "cross-entropy: hidden");
+}
+
+}  // namespace
+
+CrossEntropyGradients linear_cross_entropy_gradients(const Tensor& hidden_TD,
+                                                     const Tensor& weight_VD,
+                                                     const Tensor& labels_T,
+                                                     WantedOfCrossEntropy wanted) {
+  check(hidden_TD, weight_VD, labels_T);
+  return compute(hidden_TD, weight_VD.to(hidden_TD.scalar_type()), labels_T, wanted);
+}
+
+Tensor linear_cross_entropy(const Tensor& hidden_TD, const Tensor& weight_VD,
+                            const Tensor& labels_T, Kernel kernel) {
+  check(hidden_TD, weight_VD, labels_T);
   if (kernel == Kernel::kFused) {
     const std::string reason = why_no_cpu_kernel(hidden_TD);
     if (reason.empty()) return fused(hidden_TD, weight_VD, labels_T);

@@ -21,6 +21,20 @@ inline constexpr int64_t kIgnoredLabel = -100;
 at::Tensor linear_cross_entropy(const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
                                 const at::Tensor& labels_T, Kernel kernel = Kernel::kReference);
 
+// The loss and its gradients at once, without autograd, for callers that bring their own; those
+// that are not wanted stay undefined. fp32 and bf16 on the CPU; d_weight is in fp32.
+struct CrossEntropyGradients {
+  at::Tensor loss, d_hidden_TD, d_weight_VD;
+};
+struct WantedOfCrossEntropy {
+  bool d_hidden, d_weight;
+  bool any() const { return d_hidden || d_weight; }
+};
+CrossEntropyGradients linear_cross_entropy_gradients(const at::Tensor& hidden_TD,
+                                                     const at::Tensor& weight_VD,
+                                                     const at::Tensor& labels_T,
+                                                     WantedOfCrossEntropy wanted);
+
 // The definition, in plain ATen.
 at::Tensor linear_cross_entropy_reference(const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
                                           const at::Tensor& labels_T);

@@ -13,11 +13,13 @@
 
 namespace longhaul::ops {
 
-// An attention's operands and statistics, as flash_attention took and returned them.
+// An attention's operands and statistics, as flash_attention took and returned them. Of dense
+// attention the queries may be a range only.
 struct AttentionState {
   Tensor query_BSHD, key;
   Tensor softmax_max, softmax_sum;  // [B, S, H]
   double scale = 1.0;
+  int64_t first_query = 0;  // where the range begins
 };
 
 // Queries of one row of the batch, and the run of keys in which all lie that one of them sees.
@@ -27,8 +29,10 @@ struct QueryBlock {
   int64_t key, keys;
 };
 
-// Blocks of kQueryBlock queries (fewer at the end of a row), without those that see no key.
+// Blocks of kQueryBlock queries (fewer at the end of a row), without those that see no key. Of all
+// queries, or of `count` from `first` on.
 std::vector<QueryBlock> query_blocks(const Tensor& doc_start_BS);
+std::vector<QueryBlock> query_blocks(const Tensor& doc_start_BS, int64_t first, int64_t count);
 
 // Whether each of the block's queries sees each of its keys, [queries, keys].
 Tensor visible_mask(const Tensor& doc_start_BS, const QueryBlock& block);
@@ -45,6 +49,8 @@ class HeadSums {
   // does not see the key or is not there.
   Tensor of(const QueryBlock& block) const;
 
+  const AttentionState& attention() const { return attention_; }
+
  private:
   struct Operands;  // of the fused kernel
 
@@ -53,8 +59,11 @@ class HeadSums {
   std::unique_ptr<Operands> operands_;
 };
 
-// All blocks together, [B, S, S]: queries by keys.
+// All blocks together, [B, S, keys]: of the attention's queries by all keys.
 Tensor whole_head_sum(const HeadSums& sums, const Tensor& doc_start_BS, at::ScalarType dtype);
+
+// By definition, and of every key: [queries, keys].
+Tensor head_sum_without_mask(const AttentionState& attention, const QueryBlock& block);
 
 // Empty if the fused kernels of dense attention cover the operands; `value` may be undefined.
 std::string why_no_fused_attention(const Tensor& query, const Tensor& key, const Tensor& value);

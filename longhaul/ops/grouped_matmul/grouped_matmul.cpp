@@ -58,12 +58,10 @@ struct FusedGroupedMatmul : torch::autograd::Function<FusedGroupedMatmul> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const Tensor &x = saved[0], &weight = saved[1], &counts = saved[2];
-    const Tensor dy = grads[0].contiguous();
-    Tensor dx, dw;
-    if (ctx->needs_input_grad(0)) dx = products(dy, weight, counts, /*transposed=*/true);
-    if (ctx->needs_input_grad(1)) dw = weight_gradient(dy, x, weight, counts);
-    return {dx, dw, Tensor()};
+    const auto [d_x, d_weight] = grouped_matmul_grad(
+        grads[0], saved[0], saved[1], saved[2],
+        {.d_x = ctx->needs_input_grad(0), .d_weight = ctx->needs_input_grad(1)});
+    return {d_x, d_weight, Tensor()};
   }
 };
 
@@ -75,14 +73,34 @@ std::string why_not_fused(const Tensor& x, const Tensor& weight) {
   return why_no_cpu_kernel(x);
 }
 
-}  // namespace
-
-Tensor grouped_matmul(const Tensor& x_MK, const Tensor& weight_ENK, const Tensor& counts_E,
-                      Kernel kernel) {
+void check_operands(const Tensor& x_MK, const Tensor& weight_ENK, const Tensor& counts_E) {
   LONGHAUL_CHECK(x_MK.dim() == 2 && weight_ENK.dim() == 3 && x_MK.size(1) == weight_ENK.size(2) &&
                      counts_E.numel() == weight_ENK.size(0),
                  "grouped_matmul: x [{}], weight [{}], {} counts", shape_text(x_MK),
                  shape_text(weight_ENK), counts_E.numel());
+}
+
+}  // namespace
+
+GroupedMatmulGradients grouped_matmul_grad(const Tensor& dy_MN, const Tensor& x_MK,
+                                           const Tensor& weight_ENK, const Tensor& counts_E,
+                                           WantedGradients wanted) {
+  check_operands(x_MK, weight_ENK, counts_E);
+  check_shape(dy_MN, {x_MK.size(0), weight_ENK.size(1)}, "grouped_matmul: gradient");
+  if (!why_not_fused(x_MK, weight_ENK).empty()) {
+    return grouped_matmul_grad_reference(dy_MN, x_MK, weight_ENK, counts_E, wanted);
+  }
+  const Tensor dy = dy_MN.contiguous(), weight = weight_ENK.contiguous();
+  const Tensor counts = counts_E.contiguous();
+  GroupedMatmulGradients result;
+  if (wanted.d_x) result.d_x = products(dy, weight, counts, /*transposed=*/true);
+  if (wanted.d_weight) result.d_weight = weight_gradient(dy, x_MK.contiguous(), weight, counts);
+  return result;
+}
+
+Tensor grouped_matmul(const Tensor& x_MK, const Tensor& weight_ENK, const Tensor& counts_E,
+                      Kernel kernel) {
+  check_operands(x_MK, weight_ENK, counts_E);
   if (kernel == Kernel::kFused) {
     const std::string reason = why_not_fused(x_MK, weight_ENK);
     if (reason.empty()) {

@@ -17,7 +17,24 @@ namespace longhaul::ops {
 at::Tensor grouped_matmul(const at::Tensor& x_MK, const at::Tensor& weight_ENK,
                           const at::Tensor& counts_E, Kernel kernel = Kernel::kReference);
 
+// The gradients without autograd, for callers that bring their own; those that are not wanted stay
+// undefined. Fused where the kernels cover the operands, else by definition.
+struct GroupedMatmulGradients {
+  at::Tensor d_x, d_weight;
+};
+struct WantedGradients {
+  bool d_x = true, d_weight = true;
+};
+GroupedMatmulGradients grouped_matmul_grad(const at::Tensor& dy_MN, const at::Tensor& x_MK,
+                                           const at::Tensor& weight_ENK, const at::Tensor& counts_E,
+                                           WantedGradients wanted);
+
 // The definition: a product for each group.
+GroupedMatmulGradients grouped_matmul_grad_reference(const at::Tensor& dy_MN,
+                                                     const at::Tensor& x_MK,
+                                                     const at::Tensor& weight_ENK,
+                                                     const at::Tensor& counts_E,
+                                                     WantedGradients wanted);
 at::Tensor grouped_matmul_reference(const at::Tensor& x_MK, const at::Tensor& weight_ENK,
                                     const at::Tensor& counts_E);
 

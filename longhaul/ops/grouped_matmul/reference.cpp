@@ -52,6 +52,27 @@ Tensor by_group(const Tensor& in, const Tensor& weight, const std::vector<Group>
   return out;
 }
 
+Tensor weight_gradient(const Tensor& x, const Tensor& dy, const Tensor& weight,
+                       const std::vector<Group>& groups) {
+  Tensor dw = at::empty_like(weight, at::MemoryFormat::Contiguous);
+  std::vector<bool> written(weight.size(0), false);
+  for (const auto& group : groups) {
+    Tensor slice = dw[group.expert];
+    const int64_t even = group.rows / kRowStep * kRowStep;
+    const auto add = [&](int64_t begin, int64_t rows, float beta) {
+      if (rows == 0) return;
+      product_out(dy.narrow(0, begin, rows).t(), x.narrow(0, begin, rows), slice, beta);
+    };
+    add(group.begin, even, 0.0F);
+    add(group.begin + even, group.rows - even, even == 0 ? 0.0F : 1.0F);
+    written[group.expert] = true;
+  }
+  for (int64_t e = 0; e < weight.size(0); ++e) {
+    if (!written[e]) dw[e].zero_();
+  }
+  return dw;
+}
+
 struct GroupedMatmul : torch::autograd::Function<GroupedMatmul> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const Tensor& counts) {
@@ -61,38 +82,28 @@ struct GroupedMatmul : torch::autograd::Function<GroupedMatmul> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const Tensor &x = saved[0], &weight = saved[1];
-    const auto groups = groups_of(saved[2], x.size(0));
-    const Tensor dy = grads[0].contiguous();
-    Tensor dx, dw;
-    if (ctx->needs_input_grad(0)) dx = by_group(dy, weight, groups);
-    if (ctx->needs_input_grad(1)) dw = weight_gradient(x, dy, weight, groups);
-    return {dx, dw, Tensor()};
-  }
-
-  static Tensor weight_gradient(const Tensor& x, const Tensor& dy, const Tensor& weight,
-                                const std::vector<Group>& groups) {
-    Tensor dw = at::empty_like(weight, at::MemoryFormat::Contiguous);
-    std::vector<bool> written(weight.size(0), false);
-    for (const auto& group : groups) {
-      Tensor slice = dw[group.expert];
-      const int64_t even = group.rows / kRowStep * kRowStep;
-      const auto add = [&](int64_t begin, int64_t rows, float beta) {
-        if (rows == 0) return;
-        product_out(dy.narrow(0, begin, rows).t(), x.narrow(0, begin, rows), slice, beta);
-      };
-      add(group.begin, even, 0.0F);
-      add(group.begin + even, group.rows - even, even == 0 ? 0.0F : 1.0F);
-      written[group.expert] = true;
-    }
-    for (int64_t e = 0; e < weight.size(0); ++e) {
-      if (!written[e]) dw[e].zero_();
-    }
-    return dw;
+    const auto [d_x, d_weight] = grouped_matmul_grad_reference(
+        grads[0], saved[0], saved[1], saved[2],
+        {.d_x = ctx->needs_input_grad(0), .d_weight = ctx->needs_input_grad(1)});
+    return {d_x, d_weight, Tensor()};
   }
 };
 
 }  // namespace
+
+GroupedMatmulGradients grouped_matmul_grad_reference(const Tensor& dy_MN, const Tensor& x_MK,
+                                                     const Tensor& weight_ENK,
+                                                     const Tensor& counts_E,
+                                                     WantedGradients wanted) {
+  const auto groups = groups_of(counts_E, x_MK.size(0));
+  const Tensor dy = dy_MN.contiguous();
+  GroupedMatmulGradients result;
+  if (wanted.d_x) result.d_x = by_group(dy, weight_ENK, groups);
+  if (wanted.d_weight) {
+    result.d_weight = weight_gradient(x_MK.contiguous(), dy, weight_ENK, groups);
+  }
+  return result;
+}
 
 Tensor grouped_matmul_reference(const Tensor& x_MK, const Tensor& weight_ENK,
                                 const Tensor& counts_E) {

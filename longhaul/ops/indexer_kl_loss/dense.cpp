@@ -12,8 +12,9 @@ namespace {
 // Adds up the loss and the gradients of the blocks in the reference.
 class ReferenceLoss {
  public:
-  ReferenceLoss(const IndexerInputs& in, const Tensor& doc_start, bool with_grads)
-      : in_(in), doc_start_BS_(doc_start), with_grads_(with_grads) {
+  ReferenceLoss(const IndexerInputs& in, const Tensor& doc_start, int64_t first_query,
+                bool with_grads)
+      : in_(in), doc_start_BS_(doc_start), first_query_(first_query), with_grads_(with_grads) {
     const auto wide = in.query_BSHD.options().dtype(wide_type(in.query_BSHD));
     loss_ = at::zeros({}, wide);
     if (!with_grads) return;
@@ -24,7 +25,7 @@ class ReferenceLoss {
 
   void add(const QueryBlock& at, const Tensor& head_sum) {
     const auto queries = [&](const Tensor& x) {
-      return x.narrow(0, at.row, 1).narrow(1, at.query, at.queries);
+      return x.narrow(0, at.row, 1).narrow(1, at.query - first_query_, at.queries);
     };
     const auto keys = [&](const Tensor& x) {
       return x.narrow(0, at.row, 1).narrow(1, at.key, at.keys);
@@ -48,51 +49,97 @@ class ReferenceLoss {
  private:
   const IndexerInputs& in_;
   Tensor doc_start_BS_;
+  int64_t first_query_;
   bool with_grads_;
   Tensor loss_, d_query_, d_key_, d_weights_;
+};
+
+// What the CPU kernel reads of a block, padded.
+class KernelOperands {
+ public:
+  KernelOperands(const IndexerInputs& in, const Tensor& doc_start, int64_t first_query)
+      : query_BSHD(pad_last(in.query_BSHD, kKernelColumns)),
+        key_BSD(pad_last(in.key_BSD, kKernelColumns)),
+        weights_BSH(in.weights_BSH.to(at::kFloat).contiguous()),
+        doc_start_BS_(doc_start),
+        first_query_(first_query) {}
+
+  // Of a block's queries, and of its keys.
+  Tensor queries(const Tensor& x, const QueryBlock& at) const {
+    return x[at.row].narrow(0, at.query - first_query_, at.queries);
+  }
+  Tensor keys(const Tensor& x, const QueryBlock& at) const {
+    return x[at.row].narrow(0, at.key, at.keys);
+  }
+
+  // run(args) with all that is read but the head sum.
+  template <typename F>
+  void with_args(const QueryBlock& at, const F& run) const {
+    const BlockKeys visible(doc_start_BS_, at);
+    const Tensor query = queries(query_BSHD, at);
+    run(longhaul_dense_indexer_kl_loss_args{
+        .dtype = kernel_dtype(query),
+        .S = at.queries,
+        .L = at.keys,
+        .H = query.size(1),
+        .D = query.size(2),
+        .query = query.const_data_ptr(),
+        .key = keys(key_BSD, at).const_data_ptr(),
+        .weights = queries(weights_BSH, at).const_data_ptr<float>(),
+        .first_key = visible.first.const_data_ptr<int64_t>(),
+        .last_key = visible.last.const_data_ptr<int64_t>(),
+        .head_sum = nullptr,
+        .softmax_max = nullptr,
+        .softmax_sum = nullptr,
+        .loss = nullptr,
+        .d_query = nullptr,
+        .d_key = nullptr,
+        .d_weights = nullptr});
+  }
+
+  const Tensor query_BSHD, key_BSD, weights_BSH;
+
+ private:
+  Tensor doc_start_BS_;
+  int64_t first_query_;
 };
 
 // The same with the CPU kernel.
 class FusedLoss {
  public:
-  FusedLoss(const IndexerInputs& in, const Tensor& doc_start, bool with_grads)
-      : in_(in),
-        doc_start_BS_(doc_start),
-        query_BSHD_(pad_last(in.query_BSHD, kKernelColumns)),
-        key_BSD_(pad_last(in.key_BSD, kKernelColumns)),
-        weights_BSH_(in.weights_BSH.to(at::kFloat).contiguous()) {
-    const auto fp32 = query_BSHD_.options().dtype(at::kFloat);
-    loss_BS_ = at::zeros(doc_start.sizes(), fp32);
+  FusedLoss(const IndexerInputs& in, const Tensor& doc_start, int64_t first_query,
+            const IndexerSoftmax& softmax, bool with_grads)
+      : in_(in), operands_(in, doc_start, first_query) {
+    if (softmax.max_BS.defined()) {
+      softmax_ = {softmax.max_BS.to(at::kFloat).contiguous(),
+                  softmax.sum_BS.to(at::kFloat).contiguous()};
+    }
+    const auto fp32 = in.query_BSHD.options().dtype(at::kFloat);
+    loss_BS_ = at::zeros({in.query_BSHD.size(0), in.query_BSHD.size(1)}, fp32);
     if (!with_grads) return;
-    d_query_ = at::zeros(query_BSHD_.sizes(), query_BSHD_.options());
-    d_weights_ = at::zeros(weights_BSH_.sizes(), fp32);
-    d_key_ = at::zeros(key_BSD_.sizes(), fp32);
+    d_query_ = at::zeros(operands_.query_BSHD.sizes(), operands_.query_BSHD.options());
+    d_weights_ = at::zeros(in.weights_BSH.sizes(), fp32);
+    d_key_ = at::zeros(operands_.key_BSD.sizes(), fp32);
   }
 
   void add(const QueryBlock& at, const Tensor& head_sum) {
-    const auto queries = [&](const Tensor& x) { return x[at.row].narrow(0, at.query, at.queries); };
-    const auto keys = [&](const Tensor& x) { return x[at.row].narrow(0, at.key, at.keys); };
-    const bool with_grads = d_query_.defined();
-    const Tensor query = queries(query_BSHD_), sum = head_sum.contiguous();
-    const BlockKeys visible(doc_start_BS_, at);
-    memory_.run("dense_indexer_kl_loss", longhaul_dense_indexer_kl_loss,
-                longhaul_dense_indexer_kl_loss_workspace,
-                longhaul_dense_indexer_kl_loss_args{
-                    .dtype = kernel_dtype(query),
-                    .S = at.queries,
-                    .L = at.keys,
-                    .H = query.size(1),
-                    .D = query.size(2),
-                    .query = query.const_data_ptr(),
-                    .key = keys(key_BSD_).const_data_ptr(),
-                    .weights = queries(weights_BSH_).const_data_ptr<float>(),
-                    .first_key = visible.first.const_data_ptr<int64_t>(),
-                    .last_key = visible.last.const_data_ptr<int64_t>(),
-                    .head_sum = sum.const_data_ptr<float>(),
-                    .loss = queries(loss_BS_).data_ptr<float>(),
-                    .d_query = with_grads ? queries(d_query_).data_ptr() : nullptr,
-                    .d_key = with_grads ? keys(d_key_).data_ptr<float>() : nullptr,
-                    .d_weights = with_grads ? queries(d_weights_).data_ptr<float>() : nullptr});
+    const Tensor sum = head_sum.contiguous();
+    const auto of_queries = [&](const Tensor& x) {
+      return x.defined() ? operands_.queries(x, at).data_ptr<float>() : nullptr;
+    };
+    operands_.with_args(at, [&](longhaul_dense_indexer_kl_loss_args args) {
+      args.head_sum = sum.const_data_ptr<float>();
+      args.softmax_max = of_queries(softmax_.max_BS);
+      args.softmax_sum = of_queries(softmax_.sum_BS);
+      args.loss = of_queries(loss_BS_);
+      if (d_query_.defined()) {
+        args.d_query = operands_.queries(d_query_, at).data_ptr();
+        args.d_key = operands_.keys(d_key_, at).data_ptr<float>();
+        args.d_weights = of_queries(d_weights_);
+      }
+      memory_.run("dense_indexer_kl_loss", longhaul_dense_indexer_kl_loss,
+                  longhaul_dense_indexer_kl_loss_workspace, args);
+    });
   }
 
   KlGradients result() const {
@@ -106,20 +153,68 @@ class FusedLoss {
 
  private:
   const IndexerInputs& in_;
-  Tensor doc_start_BS_, query_BSHD_, key_BSD_, weights_BSH_;
+  KernelOperands operands_;
+  IndexerSoftmax softmax_;
   Tensor loss_BS_, d_query_, d_key_, d_weights_;
   KernelMemory memory_;
 };
 
+using HeadSumOf = std::function<Tensor(const QueryBlock&)>;
+
 template <typename Loss>
-KlGradients add_blocks(Loss loss, const HeadSums& sums, const Tensor& doc_start,
-                       const std::function<void(Tensor&)>& all_reduce) {
-  for (const QueryBlock& block : query_blocks(doc_start)) {
-    Tensor head_sum = sums.of(block);
-    if (all_reduce) all_reduce(head_sum);
-    loss.add(block, head_sum);
-  }
+KlGradients add_blocks(Loss loss, const std::vector<QueryBlock>& blocks,
+                       const HeadSumOf& head_sum_of) {
+  for (const QueryBlock& block : blocks) loss.add(block, head_sum_of(block));
   return loss.result();
+}
+
+KlGradients compute(const IndexerInputs& in, const Tensor& doc_start, const HeadSumOf& head_sum_of,
+                    const DenseGradientsOptions& options, bool with_grads) {
+  const int64_t first = options.first_query;
+  const auto blocks = query_blocks(doc_start, first, in.query_BSHD.size(1));
+  if (options.kernel == Kernel::kFused) {
+    return add_blocks(FusedLoss(in, doc_start, first, options.softmax, with_grads), blocks,
+                      head_sum_of);
+  }
+  return add_blocks(ReferenceLoss(in, doc_start, first, with_grads), blocks, head_sum_of);
+}
+
+IndexerSoftmax softmax_reference(const IndexerInputs& in, const Tensor& doc_start) {
+  const auto wide = in.query_BSHD.options().dtype(wide_type(in.query_BSHD));
+  const IndexerSoftmax softmax = {at::zeros(doc_start.sizes(), wide),
+                                  at::zeros(doc_start.sizes(), wide)};
+  for (const QueryBlock& at : query_blocks(doc_start)) {
+    const auto queries = [&](const Tensor& x) {
+      return x.narrow(0, at.row, 1).narrow(1, at.query, at.queries);
+    };
+    const Tensor mask = visible_mask(doc_start, at), some = mask.any(-1);
+    const Tensor scores =
+        indexer_scores(queries(in.query_BSHD),
+                       in.key_BSD.narrow(0, at.row, 1).narrow(1, at.key, at.keys),
+                       queries(in.weights_BSH))[0]
+            .masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity());
+    const Tensor max = scores.amax(-1).masked_fill(some.logical_not(), 0);
+    queries(softmax.max_BS).copy_(max);
+    queries(softmax.sum_BS).copy_((scores - max.unsqueeze(-1)).exp().sum(-1));
+  }
+  return softmax;
+}
+
+IndexerSoftmax softmax_fused(const IndexerInputs& in, const Tensor& doc_start) {
+  const auto fp32 = in.query_BSHD.options().dtype(at::kFloat);
+  const IndexerSoftmax softmax = {at::zeros(doc_start.sizes(), fp32),
+                                  at::zeros(doc_start.sizes(), fp32)};
+  const KernelOperands operands(in, doc_start, /*first_query=*/0);
+  KernelMemory memory;
+  for (const QueryBlock& at : query_blocks(doc_start)) {
+    operands.with_args(at, [&](longhaul_dense_indexer_kl_loss_args args) {
+      args.softmax_max = operands.queries(softmax.max_BS, at).data_ptr<float>();
+      args.softmax_sum = operands.queries(softmax.sum_BS, at).data_ptr<float>();
+      memory.run("dense_indexer_softmax", longhaul_dense_indexer_softmax,
+                 longhaul_dense_indexer_softmax_workspace, args);
+    });
+  }
+  return softmax;
 }
 
 AttentionState detached(const AttentionState& a) {
@@ -127,37 +222,80 @@ AttentionState detached(const AttentionState& a) {
           .key = a.key.detach(),
           .softmax_max = a.softmax_max.detach(),
           .softmax_sum = a.softmax_sum.detach(),
-          .scale = a.scale};
+          .scale = a.scale,
+          .first_query = a.first_query};
 }
 
-Kernel usable(Kernel wanted, const IndexerInputs& in, const AttentionState& attention) {
+// The wanted kernel, or the reference where `reason` says why not.
+Kernel usable(Kernel wanted, const IndexerInputs& in, const std::string& reason) {
   if (wanted == Kernel::kReference || in.query_BSHD.is_meta()) return Kernel::kReference;
-  std::string reason = why_no_fused_loss(in);
-  if (reason.empty()) reason = why_no_fused_attention(attention.query_BSHD, attention.key, {});
   if (reason.empty()) return Kernel::kFused;
   report_fallback("indexer_kl_loss", reason);
   return Kernel::kReference;
+}
+
+std::string why_not_fused(const IndexerInputs& in, const AttentionState& attention) {
+  const std::string reason = why_no_fused_indexer_grad(in);
+  if (!reason.empty()) return reason;
+  return why_no_fused_attention(attention.query_BSHD, attention.key, {});
+}
+
+// Throws Error unless the indexer's queries from first_query on, its keys and documents fit.
+void check_dense(const IndexerInputs& in, const Tensor& doc_start_BS, int64_t first_query) {
+  check_indexer_inputs(in);
+  const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), L = in.key_BSD.size(1);
+  check_shape(doc_start_BS, {B, L}, "indexer loss: doc_start");
+  LONGHAUL_CHECK(first_query >= 0 && first_query + S <= L,
+                 "indexer loss: queries {} to {}, but {} keys", first_query, first_query + S, L);
 }
 
 }  // namespace
 
 Tensor dense_indexer_kl_loss(const IndexerInputs& indexer, const AttentionState& attention,
                              const Tensor& doc_start_BS, const DenseLossOptions& options) {
-  check_indexer_inputs(indexer);
-  const int64_t B = indexer.query_BSHD.size(0), S = indexer.query_BSHD.size(1);
-  check_shape(indexer.key_BSD, {B, S, kAnySize}, "indexer key");
-  check_shape(doc_start_BS, {B, S}, "indexer loss: doc_start");
-  check_dims(attention.query_BSHD, 4, "attention query");
-  const Kernel kernel = usable(options.kernel, indexer, attention);
+  check_dense(indexer, doc_start_BS, attention.first_query);
+  check_shape(attention.query_BSHD,
+              {indexer.query_BSHD.size(0), indexer.query_BSHD.size(1), kAnySize, kAnySize},
+              "attention query");
+  const Kernel kernel = usable(options.kernel, indexer, why_not_fused(indexer, attention));
   const HeadSums sums(detached(attention), doc_start_BS, kernel);
+  const auto head_sum_of = [&](const QueryBlock& block) {
+    Tensor head_sum = sums.of(block);
+    if (options.all_reduce) options.all_reduce(head_sum);
+    return head_sum;
+  };
   return loss_with_gradients(indexer, [&](bool with_grads) {
-    if (kernel == Kernel::kFused) {
-      return add_blocks(FusedLoss(indexer, doc_start_BS, with_grads), sums, doc_start_BS,
-                        options.all_reduce);
-    }
-    return add_blocks(ReferenceLoss(indexer, doc_start_BS, with_grads), sums, doc_start_BS,
-                      options.all_reduce);
+    return compute(indexer, doc_start_BS, head_sum_of,
+                   {.kernel = kernel, .first_query = attention.first_query, .softmax = {}},
+                   with_grads);
   });
+}
+
+KlGradients dense_indexer_kl_gradients(const IndexerInputs& indexer, const Tensor& doc_start_BS,
+                                       const HeadSumOf& head_sum_of,
+                                       const DenseGradientsOptions& options) {
+  const at::NoGradGuard no_grad;
+  check_dense(indexer, doc_start_BS, options.first_query);
+  if (options.softmax.max_BS.defined()) {
+    const at::IntArrayRef queries = indexer.query_BSHD.sizes().slice(0, 2);
+    check_shape(options.softmax.max_BS, queries, "indexer loss: softmax_max_index");
+    check_shape(options.softmax.sum_BS, queries, "indexer loss: softmax_sum_index");
+  }
+  auto usable_options = options;
+  usable_options.kernel = usable(options.kernel, indexer, why_no_fused_indexer_grad(indexer));
+  return compute(indexer, doc_start_BS, head_sum_of, usable_options, /*with_grads=*/true);
+}
+
+IndexerSoftmax dense_indexer_softmax(const IndexerInputs& indexer, const Tensor& doc_start_BS,
+                                     Kernel kernel) {
+  const at::NoGradGuard no_grad;
+  check_dense(indexer, doc_start_BS, /*first_query=*/0);
+  check_shape(indexer.query_BSHD, {kAnySize, indexer.key_BSD.size(1), kAnySize, kAnySize},
+              "indexer query");
+  if (usable(kernel, indexer, why_no_fused_indexer_grad(indexer)) == Kernel::kFused) {
+    return softmax_fused(indexer, doc_start_BS);
+  }
+  return softmax_reference(indexer, doc_start_BS);
 }
 
 }  // namespace longhaul::ops

@@ -18,7 +18,7 @@ std::string why_not_fused(const IndexerInputs& in, const KlTarget& target) {
   if (!target.indices_BSK.defined()) {
     return "it makes the head sum of all visible keys itself, from the attention's state";
   }
-  return why_no_fused_loss(in);
+  return why_no_fused_indexer_grad(in);
 }
 
 KlGradients fused(const IndexerInputs& in, const KlTarget& target, bool with_grads) {
@@ -90,7 +90,8 @@ struct KlLoss : torch::autograd::Function<KlLoss> {
   }
 };
 
-Tensor apply(const IndexerInputs& in, const KlTarget& target, Kernel kernel) {
+// Throws Error for shapes that do not fit.
+void check_target(const IndexerInputs& in, const KlTarget& target) {
   check_indexer_inputs(in);
   const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1);
   if (target.indices_BSK.defined()) {
@@ -103,18 +104,34 @@ Tensor apply(const IndexerInputs& in, const KlTarget& target, Kernel kernel) {
     check_shape(target.doc_start_BS, {B, S}, "indexer loss: doc_start");
     check_shape(target.head_sum, {B, S, S}, "indexer loss: head sum");
   }
-  bool use_fused = kernel == Kernel::kFused;
-  const std::string reason = use_fused ? why_not_fused(in, target) : "";
-  if (!reason.empty()) {
+}
+
+KlGradients compute(const IndexerInputs& in, const KlTarget& target, Kernel kernel,
+                    bool with_grads) {
+  if (kernel == Kernel::kFused) {
+    const std::string reason = why_not_fused(in, target);
+    if (reason.empty()) return fused(in, target, with_grads);
     report_fallback("indexer_kl_loss", reason);
-    use_fused = false;
   }
-  return loss_with_gradients(in, [&](bool with_grads) {
-    return use_fused ? fused(in, target, with_grads) : indexer_kl_reference(in, target, with_grads);
-  });
+  return indexer_kl_reference(in, target, with_grads);
+}
+
+Tensor apply(const IndexerInputs& in, const KlTarget& target, Kernel kernel) {
+  check_target(in, target);
+  return loss_with_gradients(
+      in, [&](bool with_grads) { return compute(in, target, kernel, with_grads); });
 }
 
 }  // namespace
+
+KlGradients sparse_indexer_kl_gradients(const IndexerInputs& indexer, const Tensor& indices_BSK,
+                                        const Tensor& head_sum_BSK, Kernel kernel) {
+  const at::NoGradGuard no_grad;
+  const KlTarget target = {
+      .indices_BSK = indices_BSK, .doc_start_BS = {}, .head_sum = head_sum_BSK, .scores_BSK = {}};
+  check_target(indexer, target);
+  return compute(indexer, target, kernel, /*with_grads=*/true);
+}
 
 Tensor loss_with_gradients(const IndexerInputs& in,
                            const std::function<KlGradients(bool with_grads)>& compute) {
@@ -122,21 +139,6 @@ Tensor loss_with_gradients(const IndexerInputs& in,
       at::GradMode::is_enabled() && (in.query_BSHD.requires_grad() || in.key_BSD.requires_grad() ||
                                      in.weights_BSH.requires_grad());
   return KlLoss::apply(in.query_BSHD, in.key_BSD, in.weights_BSH, compute, with_grads);
-}
-
-void check_indexer_inputs(const IndexerInputs& in) {
-  const Tensor& q = in.query_BSHD;
-  check_dims(q, 4, "indexer query");
-  check_shape(in.key_BSD, {q.size(0), kAnySize, q.size(3)}, "indexer key");
-  check_shape(in.weights_BSH, {q.size(0), q.size(1), q.size(2)}, "indexer weights");
-}
-
-std::string why_no_fused_loss(const IndexerInputs& in) {
-  if (in.query_BSHD.size(2) > 128) return "it has at most 128 heads";
-  if (in.key_BSD.scalar_type() != in.query_BSHD.scalar_type()) {
-    return "query and key differ in dtype";
-  }
-  return why_no_cpu_kernel(in.query_BSHD);
 }
 
 Tensor sparse_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& indices_BSK,

@@ -15,14 +15,11 @@
 
 #include "longhaul/ops/flash_attention/head_sum.h"
 #include "longhaul/ops/kernel.h"
+#include "longhaul/ops/lightning_indexer/lightning_indexer.h"
 
 namespace longhaul::ops {
 
 using at::Tensor;
-
-struct IndexerInputs {
-  Tensor query_BSHD, key_BSD, weights_BSH;
-};
 
 // Over the selected keys: indices [B, S, K] int32 (-1: none), head_sum [B, S, K]. A scalar. The
 // fused kernel is spared a pass where it gets the scores I at the indices, as
@@ -43,6 +40,33 @@ struct DenseLossOptions {
 // scalar.
 Tensor dense_indexer_kl_loss(const IndexerInputs& indexer, const AttentionState& attention,
                              const Tensor& doc_start_BS, const DenseLossOptions& options = {});
+
+// The loss together with its gradients, without autograd, for callers that bring their own.
+struct KlGradients {
+  Tensor loss;          // scalar
+  IndexerInputs grads;  // in the inputs' dtypes; undefined where they are not wanted
+};
+KlGradients sparse_indexer_kl_gradients(const IndexerInputs& indexer, const Tensor& indices_BSK,
+                                        const Tensor& head_sum_BSK, Kernel kernel);
+
+// The softmax of the index scores over all visible keys; log-sum-exp = max + ln(sum). Both [B, S]
+// in fp32 (fp64 for fp64), 0 for a query that sees no key.
+struct IndexerSoftmax {
+  Tensor max_BS, sum_BS;
+};
+IndexerSoftmax dense_indexer_softmax(const IndexerInputs& indexer, const Tensor& doc_start_BS,
+                                     Kernel kernel);
+
+// Of the queries from first_query on, with the head sums that head_sum_of gives for a block as
+// HeadSums does; it is asked for each block once, in order.
+struct DenseGradientsOptions {
+  Kernel kernel = Kernel::kReference;
+  int64_t first_query = 0;
+  IndexerSoftmax softmax = {};  // where it is known
+};
+KlGradients dense_indexer_kl_gradients(const IndexerInputs& indexer, const Tensor& doc_start_BS,
+                                       const std::function<Tensor(const QueryBlock&)>& head_sum_of,
+                                       const DenseGradientsOptions& options);
 
 // The definition, from head_sum [B, S, S] as flash_attention returns it.
 Tensor dense_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& doc_start_BS,

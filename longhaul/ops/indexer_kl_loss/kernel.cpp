@@ -2,6 +2,7 @@
 // sum, r the softmax of the scores I, a = q_j.k and dI = r - p:
 //   loss = sum of p (log p - log r),   dw_j += dI relu(a),   dq_j += c k,   dk += c q_j,
 //   c = dI w_j where a > 0
+// With dI given instead it is the gradient of the scores at the selected keys.
 #include <omp.h>
 
 #include "include/longhaul/kernels.h"
@@ -13,7 +14,9 @@
 namespace longhaul::cpu::LONGHAUL_ISA {
 namespace {
 
-using Args = longhaul_indexer_kl_loss_args;
+struct Args : longhaul_indexer_kl_loss_args {
+  const float* d_scores;  // [B, S, K] dI, or null: that of the loss
+};
 
 // What a thread works in.
 template <typename T, bool kSplit>
@@ -78,7 +81,7 @@ class Loss {
     keys.fill(a_.indices + row * a_.K, a_.K);
     scatter.sizes[place] = keys.size;
     prepare(row);
-    diverge(row, keys, key);
+    a_.d_scores ? take_gradients(row, keys) : diverge(row, keys, key);
 
     const int H = static_cast<int>(a_.H), heads = static_cast<int>(Layout::heads(a_.H));
     pair_heads<T>(query_of(row), a_.D, H, heads, a_.D,
@@ -158,6 +161,13 @@ class Loss {
         }
         store(buffers_.scores + from + r, sums_over_heads<kSplit>(units));
       }
+    }
+  }
+
+  // dI as it is given; 0 for keys that are not there.
+  void take_gradients(int64_t row, const KeyList& keys) {
+    for (int64_t i = 0; i < round_up(keys.size, kKeyBlock); ++i) {
+      buffers_.scores[i] = i < keys.size ? a_.d_scores[row * a_.K + keys.slots[i]] : 0;
     }
   }
 
@@ -287,15 +297,52 @@ struct Run {
   }
 };
 
-}  // namespace
-
-size_t indexer_kl_loss_workspace(const Args& a) {
+size_t workspace_of(const Args& a) {
   return with_layout(a.dtype, a.H,
                      [&]<typename T, bool kSplit>() { return Run<T, kSplit>::workspace(a); });
 }
 
-void indexer_kl_loss(const Args& a, void* workspace) {
+void run(const Args& a, void* workspace) {
   with_layout(a.dtype, a.H, [&]<typename T, bool kSplit>() { Run<T, kSplit>::run(a, workspace); });
+}
+
+Args of_given_gradient(const longhaul_lightning_indexer_grad_args& a) {
+  return {{.dtype = a.dtype,
+           .B = a.B,
+           .S = a.S,
+           .L = a.L,
+           .H = a.H,
+           .D = a.D,
+           .K = a.K,
+           .query = a.query,
+           .key = a.key,
+           .weights = a.weights,
+           .indices = a.indices,
+           .scores = nullptr,
+           .head_sum = nullptr,
+           .loss = nullptr,
+           .d_query = a.d_query,
+           .d_key = a.d_key,
+           .d_weights = a.d_weights},
+          a.d_scores};
+}
+
+}  // namespace
+
+size_t indexer_kl_loss_workspace(const longhaul_indexer_kl_loss_args& a) {
+  return workspace_of({a, nullptr});
+}
+
+void indexer_kl_loss(const longhaul_indexer_kl_loss_args& a, void* workspace) {
+  run({a, nullptr}, workspace);
+}
+
+size_t lightning_indexer_grad_workspace(const longhaul_lightning_indexer_grad_args& a) {
+  return workspace_of(of_given_gradient(a));
+}
+
+void lightning_indexer_grad(const longhaul_lightning_indexer_grad_args& a, void* workspace) {
+  run(of_given_gradient(a), workspace);
 }
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

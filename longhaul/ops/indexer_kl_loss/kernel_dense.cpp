@@ -77,7 +77,7 @@ class Loss {
       score(static_cast<int>(i % groups), view_.keys.low + i / groups * kTile);
     }
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t v = 0; v < groups * kVectors; ++v) diverge(v);
+    for (int64_t v = 0; v < groups * kVectors; ++v) a_.head_sum ? diverge(v) : store_softmax(v);
     if (!a_.d_query) return;
     for (int64_t h0 = 0; h0 < a_.H; h0 += shared_.scatter.blocks) {
       const int64_t left = a_.H - h0, all = shared_.scatter.blocks;
@@ -141,40 +141,72 @@ class Loss {
     }
   }
 
+  // Of the scores of 16 queries: the largest one, and the sum of the exponentials of what each is
+  // less than it.
+  struct Softmax {
+    Floats max = all(kMasked), sum = {};
+  };
+
+  Softmax softmax_of(int64_t vector) const {
+    const int64_t Q = shared_.Q;
+    const float* scores = shared_.scores + vector * kLanes;
+    Softmax softmax;
+    for (int64_t key = view_.keys.low; key < view_.keys.high; ++key) {
+      softmax.max = max(softmax.max, load(scores + key * Q));
+    }
+    const Floats shift = softmax.max * kLog2E;
+    over_keys(softmax.sum,
+              [&](int64_t key) { return exp2(load(scores + key * Q) * kLog2E - shift); });
+    return softmax;
+  }
+
+  Softmax given_softmax_of(int64_t vector) const {
+    const int64_t from = vector * kLanes, count = a_.S - from;
+    float max[kLanes] = {}, sum[kLanes] = {};
+    for (int64_t i = 0; i < kLanes && i < count; ++i) {
+      max[i] = a_.softmax_max[from + i];
+      sum[i] = a_.softmax_sum[from + i];
+    }
+    return {load(max), load(sum)};
+  }
+
+  void store_softmax(int64_t vector) const {
+    const Softmax softmax = softmax_of(vector);
+    const Mask some = greater(softmax.max, all(kMasked));
+    store_queries(vector, select(some, softmax.max, Floats{}), a_.softmax_max);
+    store_queries(vector, select(some, softmax.sum, Floats{}), a_.softmax_sum);
+  }
+
+  // A value of each of 16 queries.
+  void store_queries(int64_t vector, Floats values, float* out) const {
+    float of_query[kLanes];
+    store(of_query, values);
+    for (int64_t i = 0; i < kLanes && vector * kLanes + i < a_.S; ++i) {
+      out[vector * kLanes + i] = of_query[i];
+    }
+  }
+
   // The loss of 16 queries, and dI in place of their scores. Sums go by tile first, which is more
   // accurate.
   void diverge(int64_t vector) const {
     const int64_t Q = shared_.Q;
     float* scores = shared_.scores + vector * kLanes;
     const float* head_sum = a_.head_sum + vector * kLanes;
-    Floats mass = {}, highest = all(kMasked);
-    over_keys(mass, [&](int64_t key) {
-      highest = max(highest, load(scores + key * Q));
-      return load(head_sum + key * Q);
-    });
-    const Floats shift = highest * kLog2E;
-    Floats total = {};
-    over_keys(total, [&](int64_t key) {
-      const Floats x = load(scores + key * Q) * kLog2E - shift;
-      store(scores + key * Q, x);
-      return exp2(x);
-    });
+    Floats mass = {};
+    over_keys(mass, [&](int64_t key) { return load(head_sum + key * Q); });
+    const Softmax softmax = a_.softmax_max ? given_softmax_of(vector) : softmax_of(vector);
     const Mask counts = greater(mass, Floats{});
     mass = select(counts, mass, all(1.0F));
-    total = select(counts, total, all(1.0F));
+    const Floats total = select(counts, softmax.sum, all(1.0F)), shift = softmax.max * kLog2E;
     const Floats inverse = 1.0F / total, log_sum = log2(total);
     Floats loss = {};
     over_keys(loss, [&](int64_t key) {
-      const Divergence d =
-          divergence_at(load(scores + key * Q), load(head_sum + key * Q) / mass, inverse, log_sum);
+      const Floats x = load(scores + key * Q) * kLog2E - shift;
+      const Divergence d = divergence_at(x, load(head_sum + key * Q) / mass, inverse, log_sum);
       store(scores + key * Q, select(counts, d.d_scores, Floats{}));
       return select(counts, d.loss, Floats{});
     });
-    float of_query[kLanes];
-    store(of_query, loss * kLn2);
-    for (int64_t i = 0; i < kLanes && vector * kLanes + i < a_.S; ++i) {
-      a_.loss[vector * kLanes + i] = of_query[i];
-    }
+    store_queries(vector, loss * kLn2, a_.loss);
   }
 
   template <typename F>
@@ -316,5 +348,9 @@ size_t dense_indexer_kl_loss_workspace(const Args& a) {
 void dense_indexer_kl_loss(const Args& a, void* workspace) {
   with_dtype(a.dtype, [&]<typename T>() { run<T>(a, workspace); });
 }
+
+size_t dense_indexer_softmax_workspace(const Args& a) { return dense_indexer_kl_loss_workspace(a); }
+
+void dense_indexer_softmax(const Args& a, void* workspace) { dense_indexer_kl_loss(a, workspace); }
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

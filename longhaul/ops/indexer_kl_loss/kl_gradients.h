@@ -15,11 +15,6 @@ struct KlTarget {
   Tensor scores_BSK;    // I at the indices where the selection knows them, or undefined
 };
 
-struct KlGradients {
-  Tensor loss;          // scalar
-  IndexerInputs grads;  // in the inputs' dtypes; undefined where they are not wanted
-};
-
 // The definition, in plain ATen.
 KlGradients indexer_kl_reference(const IndexerInputs& in, const KlTarget& target, bool with_grads);
 
@@ -36,11 +31,5 @@ KlBlock dense_kl_of_block_reference(const IndexerInputs& in, const Tensor& head_
 // gradients only where they are wanted.
 Tensor loss_with_gradients(const IndexerInputs& in,
                            const std::function<KlGradients(bool with_grads)>& compute);
-
-// Throws Error unless query, key and weights fit together.
-void check_indexer_inputs(const IndexerInputs& in);
-
-// Empty if the fused kernels cover the inputs.
-std::string why_no_fused_loss(const IndexerInputs& in);
 
 }  // namespace longhaul::ops

@@ -3,7 +3,6 @@
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/indexer_kl_loss/kl_gradients.h"
 #include "longhaul/ops/lightning_indexer/lightning_indexer.h"
-#include "longhaul/ops/matmul/matmul.h"
 
 namespace longhaul::ops {
 namespace {
@@ -60,26 +59,12 @@ struct BlockResult {
 
 BlockResult kl_loss_of_block(const IndexerInputs& in, const Tensor& head_sum, const KeySet& keys,
                              bool with_grads) {
-  const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), H = in.query_BSHD.size(2);
-  const auto wide = wide_type(in.query_BSHD);
-  const Tensor q = in.query_BSHD.to(wide).reshape({B, S * H, -1}), k = in.key_BSD.to(wide);
-  const Tensor w = in.weights_BSH.to(wide).reshape({B * S, 1, H});
-  Tensor dots = product(q, k.transpose(1, 2)).relu_().view({B * S, H, -1});
-  const Tensor scores = product(w, dots).view({B, S, -1});
-  const auto [loss, d_chosen] = divergence(keys.gather(scores), head_sum.to(wide), keys.mask);
-  BlockResult result{.loss = loss, .grads = {}, .d_key = {}};
-  if (!with_grads) return result;
-
-  const Tensor d_scores = keys.scatter(d_chosen, scores.size(2)).view({B * S, 1, -1});
-  result.grads.weights_BSH = product(dots, d_scores.transpose(1, 2))
-                                 .view(in.weights_BSH.sizes())
-                                 .to(in.weights_BSH.scalar_type());
-  const Tensor d_dots = dots.gt_(0).mul_(d_scores).mul_(w.transpose(1, 2)).view({B, S * H, -1});
-  result.grads.query_BSHD =
-      product(d_dots, k).view(in.query_BSHD.sizes()).to(in.query_BSHD.scalar_type());
-  result.d_key = product(d_dots.transpose(1, 2), q);
-  result.grads.key_BSD = result.d_key.to(in.key_BSD.scalar_type());
-  return result;
+  auto [scores, dots] = indexer_scores_and_dots(in);
+  const auto [loss, d_chosen] =
+      divergence(keys.gather(scores), head_sum.to(wide_type(in.query_BSHD)), keys.mask);
+  if (!with_grads) return {.loss = loss, .grads = {}, .d_key = {}};
+  const auto [grads, d_key] = indexer_scores_grad(in, dots, keys.scatter(d_chosen, scores.size(2)));
+  return {.loss = loss, .grads = grads, .d_key = d_key};
 }
 
 }  // namespace

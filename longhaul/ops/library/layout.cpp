@@ -34,29 +34,32 @@ Tensor starts_of_rows(const Tensor& lengths, int64_t B, int64_t S) {
   return at::where(valid, at::zeros({1, 1}, at::kLong), position + 1);
 }
 
-Tensor starts(const char* op, bool packed, const Tensor& query,
-              const std::optional<Tensor>& lengths) {
-  if (packed) {
-    LONGHAUL_CHECK(lengths.has_value() && lengths->dim() == 1,
-                   "{}: TND needs actual_seq_lengths, the ends of the documents", op);
-    return starts_of_documents(op, *lengths, query.size(0));
-  }
-  const int64_t B = query.size(0), S = query.size(1);
-  if (!lengths) return at::zeros({B, S}, at::kLong);
-  LONGHAUL_CHECK(lengths->dim() == 1 && lengths->size(0) == B,
-                 "{}: actual_seq_lengths [{}]: expected {} lengths", op, shape_text(*lengths), B);
-  return starts_of_rows(*lengths, B, S);
-}
-
 }  // namespace
 
-Layout::Layout(const char* op, std::string_view name, const Tensor& query,
-               const std::optional<Tensor>& lengths)
+Layout::Layout(const char* op, std::string_view name, const Tensor& query)
     : op_(op), packed_(name == "TND") {
   LONGHAUL_CHECK(packed_ || name == "BSND", "{}: layout '{}' is none of 'BSND' and 'TND'", op,
                  name);
-  check_dims(query, packed_ ? 3 : 4, packed_ ? "query of layout TND" : "query of layout BSND");
-  doc_start_BS_ = starts(op, packed_, query, lengths).to(query.device());
+  LONGHAUL_CHECK(query.dim() == (packed_ ? 3 : 4), "{}: query [{}] is not of layout {}", op,
+                 shape_text(query), name);
+}
+
+Tensor Layout::doc_start_BS(const Tensor& rows, const std::optional<Tensor>& lengths) const {
+  if (packed_) {
+    LONGHAUL_CHECK(lengths.has_value() && lengths->dim() == 1,
+                   "{}: TND needs actual_seq_lengths, the ends of the documents", op_);
+    return starts_of_documents(op_, *lengths, rows.size(0)).to(rows.device());
+  }
+  const int64_t B = rows.size(0), S = rows.size(1);
+  if (!lengths) return at::zeros({B, S}, rows.options().dtype(at::kLong));
+  LONGHAUL_CHECK(lengths->dim() == 1 && lengths->size(0) == B,
+                 "{}: actual_seq_lengths [{}]: expected {} lengths", op_, shape_text(*lengths), B);
+  return starts_of_rows(*lengths, B, S).to(rows.device());
+}
+
+Tensor Layout::doc_start_BS(const Tensor& rows, const at::OptionalIntArrayRef& lengths) const {
+  return doc_start_BS(rows,
+                      lengths ? std::optional(at::tensor(*lengths, at::kLong)) : std::nullopt);
 }
 
 Tensor Layout::shared_head(const Tensor& operand, const char* what) const {
@@ -67,8 +70,29 @@ Tensor Layout::shared_head(const Tensor& operand, const char* what) const {
   return rows.squeeze(2);
 }
 
-Tensor Layout::statistics(const Tensor& rows_BSH) const {
-  return packed_ ? rows_BSH : rows_BSH.unsqueeze(1);
+Tensor Layout::statistics(const Tensor& rows_BS) const {
+  return packed_ ? rows_BS : rows_BS.unsqueeze(1);
+}
+
+Tensor Layout::from_statistics(const Tensor& statistics, const char* what) const {
+  const Tensor rows = in(statistics);
+  LONGHAUL_CHECK(rows.dim() == 3 || rows.dim() == 4, "{}: {} [{}]: expected {} or {} dimensions",
+                 op_, what, shape_text(statistics), packed_ ? 2 : 3, packed_ ? 3 : 4);
+  return rows.dim() == 4 ? rows.transpose(1, 2).flatten(2) : rows.squeeze(1);
+}
+
+void check_causal(const char* op, std::optional<int64_t> sparse_mode,
+                  std::optional<int64_t> pre_tokens, std::optional<int64_t> next_tokens) {
+  constexpr int64_t kCausal = 3, kAll = std::numeric_limits<int64_t>::max();
+  LONGHAUL_CHECK(sparse_mode.value_or(kCausal) == kCausal,
+                 "{}: sparse_mode is {}, only 3 (causal) is there", op, *sparse_mode);
+  LONGHAUL_CHECK(pre_tokens.value_or(kAll) == kAll && next_tokens.value_or(kAll) == kAll,
+                 "{}: pre_tokens and next_tokens: sliding windows are not supported", op);
+}
+
+std::string_view same_layout(const char* op, std::string_view of_query, std::string_view of_key) {
+  LONGHAUL_CHECK(of_query == of_key, "{}: layouts '{}' and '{}' differ", op, of_query, of_key);
+  return of_query;
 }
 
 }  // namespace longhaul::ops::library

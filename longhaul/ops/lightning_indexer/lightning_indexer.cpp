@@ -46,7 +46,73 @@ IndexerSelection fused(const Tensor& query_BSHD, const Tensor& key_BSD, const Te
   return selection;
 }
 
+constexpr int64_t kColumns = 32;  // the gradient kernel's rows are a multiple of it
+
+IndexerInputs fused_grad(const IndexerInputs& in, const Tensor& indices_BSK,
+                         const Tensor& d_scores_BSK) {
+  const int64_t D = in.query_BSHD.size(3);
+  if (in.query_BSHD.is_meta() || indices_BSK.numel() == 0) {
+    return {at::zeros_like(in.query_BSHD), at::zeros_like(in.key_BSD),
+            at::zeros_like(in.weights_BSH)};
+  }
+  const Tensor query = pad_last(in.query_BSHD, kColumns), key = pad_last(in.key_BSD, kColumns);
+  const Tensor weights = in.weights_BSH.to(at::kFloat).contiguous();
+  const Tensor indices = indices_BSK.to(at::kInt).contiguous();
+  const Tensor d_scores = d_scores_BSK.to(at::kFloat).contiguous();
+  const Tensor d_query = at::empty(query.sizes(), query.options());
+  const Tensor d_key = at::empty(key.sizes(), key.options());
+  const Tensor d_weights = at::empty(weights.sizes(), weights.options());
+  run_kernel("lightning_indexer_grad", longhaul_lightning_indexer_grad,
+             longhaul_lightning_indexer_grad_workspace,
+             longhaul_lightning_indexer_grad_args{.dtype = kernel_dtype(query),
+                                                  .B = query.size(0),
+                                                  .S = query.size(1),
+                                                  .L = key.size(1),
+                                                  .H = query.size(2),
+                                                  .D = query.size(3),
+                                                  .K = indices.size(2),
+                                                  .query = query.const_data_ptr(),
+                                                  .key = key.const_data_ptr(),
+                                                  .weights = weights.const_data_ptr<float>(),
+                                                  .indices = indices.const_data_ptr<int32_t>(),
+                                                  .d_scores = d_scores.const_data_ptr<float>(),
+                                                  .d_query = d_query.data_ptr(),
+                                                  .d_key = d_key.data_ptr(),
+                                                  .d_weights = d_weights.data_ptr<float>()});
+  return {d_query.narrow(-1, 0, D).contiguous(), d_key.narrow(-1, 0, D).contiguous(),
+          d_weights.to(in.weights_BSH.scalar_type())};
+}
+
 }  // namespace
+
+void check_indexer_inputs(const IndexerInputs& in) {
+  const Tensor& q = in.query_BSHD;
+  check_dims(q, 4, "indexer query");
+  check_shape(in.key_BSD, {q.size(0), kAnySize, q.size(3)}, "indexer key");
+  check_shape(in.weights_BSH, {q.size(0), q.size(1), q.size(2)}, "indexer weights");
+}
+
+std::string why_no_fused_indexer_grad(const IndexerInputs& in) {
+  if (in.query_BSHD.size(2) > 128) return "it has at most 128 heads";
+  if (in.key_BSD.scalar_type() != in.query_BSHD.scalar_type()) {
+    return "query and key differ in dtype";
+  }
+  return why_no_cpu_kernel(in.query_BSHD);
+}
+
+IndexerInputs lightning_indexer_grad(const IndexerInputs& in, const Tensor& indices_BSK,
+                                     const Tensor& d_scores_BSK, Kernel kernel) {
+  check_indexer_inputs(in);
+  check_shape(indices_BSK, {in.query_BSHD.size(0), in.query_BSHD.size(1), kAnySize},
+              "indexer gradient: indices");
+  check_shape(d_scores_BSK, indices_BSK.sizes(), "indexer gradient: d_scores");
+  if (kernel == Kernel::kFused) {
+    const std::string reason = why_no_fused_indexer_grad(in);
+    if (reason.empty()) return fused_grad(in, indices_BSK, d_scores_BSK);
+    report_fallback("lightning_indexer_grad", reason);
+  }
+  return lightning_indexer_grad_reference(in, indices_BSK, d_scores_BSK);
+}
 
 IndexerSelection lightning_indexer(const Tensor& query_BSHD, const Tensor& key_BSD,
                                    const Tensor& weights_BSH, const Tensor& doc_start_BS,

@@ -28,16 +28,63 @@ Tensor select_topk(const Tensor& scores_BSS, const Tensor& visible_BSS, int64_t 
 }  // namespace
 
 Tensor indexer_scores(const Tensor& query_BSHD, const Tensor& key_BSD, const Tensor& weights_BSH) {
-  check_dims(query_BSHD, 4, "indexer query");
-  const int64_t B = query_BSHD.size(0), S = query_BSHD.size(1), H = query_BSHD.size(2);
-  check_shape(key_BSD, {B, kAnySize, query_BSHD.size(3)}, "indexer key");
-  check_shape(weights_BSH, {B, S, H}, "indexer weights");
-  const auto wide = wide_type(query_BSHD);
+  return indexer_scores_and_dots({query_BSHD, key_BSD, weights_BSH}).scores_BSS;
+}
+
+IndexerScores indexer_scores_and_dots(const IndexerInputs& in) {
+  check_indexer_inputs(in);
+  const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), H = in.query_BSHD.size(2);
+  const auto wide = wide_type(in.query_BSHD);
   const Tensor dots =
-      product(query_BSHD.to(wide).reshape({B, S * H, -1}), key_BSD.to(wide).transpose(1, 2))
+      product(in.query_BSHD.to(wide).reshape({B, S * H, -1}), in.key_BSD.to(wide).transpose(1, 2))
           .relu_()
           .view({B * S, H, -1});
-  return product(weights_BSH.to(wide).reshape({B * S, 1, H}), dots).view({B, S, -1});
+  return {product(in.weights_BSH.to(wide).reshape({B * S, 1, H}), dots).view({B, S, -1}), dots};
+}
+
+IndexerScoresGradients indexer_scores_grad(const IndexerInputs& in, Tensor& dots,
+                                           const Tensor& d_scores_BSS) {
+  const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), H = in.query_BSHD.size(2);
+  const auto wide = wide_type(in.query_BSHD);
+  const Tensor q = in.query_BSHD.to(wide).reshape({B, S * H, -1}), k = in.key_BSD.to(wide);
+  const Tensor w = in.weights_BSH.to(wide).reshape({B * S, H, 1});
+  const Tensor d_scores = d_scores_BSS.reshape({B * S, 1, -1});
+  IndexerScoresGradients result;
+  result.grads.weights_BSH = product(dots, d_scores.transpose(1, 2))
+                                 .view(in.weights_BSH.sizes())
+                                 .to(in.weights_BSH.scalar_type());
+  const Tensor d_dots = dots.gt_(0).mul_(d_scores).mul_(w).view({B, S * H, -1});
+  result.grads.query_BSHD =
+      product(d_dots, k).view(in.query_BSHD.sizes()).to(in.query_BSHD.scalar_type());
+  result.d_key = product(d_dots.transpose(1, 2), q);
+  result.grads.key_BSD = result.d_key.to(in.key_BSD.scalar_type());
+  return result;
+}
+
+IndexerInputs lightning_indexer_grad_reference(const IndexerInputs& in, const Tensor& indices_BSK,
+                                               const Tensor& d_scores_BSK) {
+  const at::NoGradGuard no_grad;
+  const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), L = in.key_BSD.size(1);
+  const auto wide = wide_type(in.query_BSHD);
+  const Tensor index = indices_BSK.to(at::kLong);
+  // Added to key 0 where there is no key.
+  const Tensor d_chosen = d_scores_BSK.to(wide).masked_fill(index < 0, 0);
+  std::vector<Tensor> d_query, d_weights;
+  Tensor d_key = at::zeros(in.key_BSD.sizes(), in.key_BSD.options().dtype(wide));
+  for (int64_t t = 0; t == 0 || t < S; t += kQueryBlock) {
+    const int64_t count = std::min(kQueryBlock, S - t);
+    const IndexerInputs block = {in.query_BSHD.narrow(1, t, count), in.key_BSD,
+                                 in.weights_BSH.narrow(1, t, count)};
+    const Tensor d_scores =
+        at::zeros({B, count, L}, d_chosen.options())
+            .scatter_add_(2, index.narrow(1, t, count).clamp_min(0), d_chosen.narrow(1, t, count));
+    Tensor dots = indexer_scores_and_dots(block).dots;
+    const auto gradients = indexer_scores_grad(block, dots, d_scores);
+    d_query.push_back(gradients.grads.query_BSHD);
+    d_weights.push_back(gradients.grads.weights_BSH);
+    d_key.add_(gradients.d_key);
+  }
+  return {at::cat(d_query, 1), d_key.to(in.key_BSD.scalar_type()), at::cat(d_weights, 1)};
 }
 
 Tensor mask_to_indices(const Tensor& selected_BSS, int64_t K) {

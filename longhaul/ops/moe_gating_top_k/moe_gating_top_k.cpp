@@ -70,23 +70,13 @@ struct GatingFunction : torch::autograd::Function<GatingFunction> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const Tensor &scores = saved[0], &experts = saved[1];
-    const Tensor d_logits = at::empty_like(scores);
-    if (scores.is_meta()) return {d_logits, Tensor()};
-    const Tensor d_weights =
-        grads[2].defined() ? grads[2].contiguous() : at::zeros(experts.sizes(), scores.options());
-    const Tensor d_scores = grads[0].defined() ? grads[0].contiguous() : Tensor();
     GatingOptions options;
     options.softmax = ctx->saved_data["softmax"].toBool();
     options.normalize = ctx->saved_data["normalize"].toBool();
     options.scale = ctx->saved_data["scale"].toDouble();
-    run_kernel("moe_gating_top_k_grad", longhaul_moe_gating_top_k_grad,
-               longhaul_moe_gating_top_k_grad_args{
-                   .forward = args_of(options, scores, experts),
-                   .d_weights = d_weights.const_data_ptr<float>(),
-                   .d_scores = d_scores.defined() ? d_scores.const_data_ptr<float>() : nullptr,
-                   .d_logits = d_logits.data_ptr<float>()});
-    return {d_logits, Tensor()};
+    const Tensor d_weights =
+        grads[2].defined() ? grads[2] : at::zeros(saved[1].sizes(), saved[0].options());
+    return {moe_gating_top_k_grad(saved[0], saved[1], d_weights, grads[0], options), Tensor()};
   }
 };
 
@@ -104,6 +94,26 @@ Gating by_definition(const Tensor& logits_TE, const Tensor& bias_E, const Gating
 }
 
 }  // namespace
+
+Tensor moe_gating_top_k_grad(const Tensor& scores_in, const Tensor& experts_in,
+                             const Tensor& d_weights_TK, const Tensor& d_scores_TE,
+                             const GatingOptions& options) {
+  check_dims(scores_in, 2, "router scores");
+  check_shape(experts_in, {scores_in.size(0), kAnySize}, "chosen experts");
+  check_shape(d_weights_TK, experts_in.sizes(), "gradient of the weights");
+  const Tensor scores = scores_in.contiguous(), experts = experts_in.contiguous();
+  Tensor d_logits = at::empty_like(scores);
+  if (scores.is_meta()) return d_logits;
+  const Tensor d_weights = d_weights_TK.to(at::kFloat).contiguous();
+  const Tensor d_scores = d_scores_TE.defined() ? d_scores_TE.contiguous() : Tensor();
+  run_kernel("moe_gating_top_k_grad", longhaul_moe_gating_top_k_grad,
+             longhaul_moe_gating_top_k_grad_args{
+                 .forward = args_of(options, scores, experts),
+                 .d_weights = d_weights.const_data_ptr<float>(),
+                 .d_scores = d_scores.defined() ? d_scores.const_data_ptr<float>() : nullptr,
+                 .d_logits = d_logits.data_ptr<float>()});
+  return d_logits;
+}
 
 Gating moe_gating_top_k(const Tensor& logits_TE, const Tensor& bias_E, const GatingOptions& options,
                         const Tensor& chosen_TK, Kernel kernel) {

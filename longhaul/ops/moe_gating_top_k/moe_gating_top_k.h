@@ -39,6 +39,13 @@ struct Gating {
 Gating moe_gating_top_k(const Tensor& logits_TE, const Tensor& bias_E, const GatingOptions& options,
                         const Tensor& chosen_TK = {}, Kernel kernel = Kernel::kReference);
 
+// The gradient of the logits [T, E], without autograd, for callers that bring their own: from the
+// choice that was made and the gradients of the weights and, where they are defined, of the scores.
+// fp32 on the CPU.
+Tensor moe_gating_top_k_grad(const Tensor& scores_TE, const Tensor& experts_TK,
+                             const Tensor& d_weights_TK, const Tensor& d_scores_TE,
+                             const GatingOptions& options);
+
 // The definition in its three steps, in plain ATen.
 // s [T, E] from logits [T, E]; differentiable.
 Tensor gating_scores(const Tensor& logits_TE, const GatingOptions& options);

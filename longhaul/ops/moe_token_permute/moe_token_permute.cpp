@@ -62,7 +62,7 @@ struct FusedPermute : torch::autograd::Function<FusedPermute> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return {to_tokens(grads[0], {}, ctx->get_saved_variables()[0]), Tensor()};
+    return {moe_token_permute_grad(grads[0], ctx->get_saved_variables()[0]), Tensor()};
   }
 };
 
@@ -77,14 +77,26 @@ struct FusedUnpermute : torch::autograd::Function<FusedUnpermute> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const Tensor &permuted = saved[0], &probs = saved[1], &inverse = saved[2];
-    const Tensor d_probs = at::empty_like(probs);
-    const Tensor d_permuted = to_experts(grads[0], probs, inverse, permuted, d_probs);
+    const auto [d_permuted, d_probs] =
+        moe_token_unpermute_grad(grads[0], saved[0], saved[1], saved[2]);
     return {d_permuted, d_probs.to(ctx->saved_data["probs_dtype"].toScalarType()), Tensor()};
   }
 };
 
 }  // namespace
+
+Tensor moe_token_permute_grad(const Tensor& d_permuted, const Tensor& inverse_TK) {
+  return to_tokens(d_permuted, {}, inverse_TK);
+}
+
+UnpermuteGradients moe_token_unpermute_grad(const Tensor& d_tokens_TD, const Tensor& permuted_in,
+                                            const Tensor& probs_TK, const Tensor& inverse_TK) {
+  if (!probs_TK.defined()) return {to_experts(d_tokens_TD, {}, inverse_TK), {}};
+  const Tensor permuted = permuted_in.contiguous(), probs = probs_TK.to(at::kFloat).contiguous();
+  const Tensor d_probs = at::empty_like(probs);
+  const Tensor d_permuted = to_experts(d_tokens_TD, probs, inverse_TK, permuted, d_probs);
+  return {d_permuted, d_probs};
+}
 
 Tensor moe_token_permute(const Tensor& tokens_TD, const TokenOrder& order, Kernel kernel) {
   check_shape(tokens_TD, {order.inverse.size(0), kAnySize}, "permute: tokens");

@@ -34,6 +34,17 @@ Tensor moe_token_permute(const Tensor& tokens_TD, const TokenOrder& order,
 Tensor moe_token_unpermute(const Tensor& permuted, const Tensor& probs_TK, const TokenOrder& order,
                            Kernel kernel = Kernel::kReference);
 
+// The gradients without autograd, for callers that bring their own, by the kernels' inverse [T, k]
+// alone: fp32 and bf16 on the CPU.
+Tensor moe_token_permute_grad(const Tensor& d_permuted, const Tensor& inverse_TK);
+
+// Without probs (undefined: all 1) d_probs is undefined.
+struct UnpermuteGradients {
+  Tensor d_permuted, d_probs_TK;
+};
+UnpermuteGradients moe_token_unpermute_grad(const Tensor& d_tokens_TD, const Tensor& permuted,
+                                            const Tensor& probs_TK, const Tensor& inverse_TK);
+
 // The definitions, in plain ATen.
 Tensor moe_token_permute_reference(const Tensor& tokens_TD, const TokenOrder& order);
 Tensor moe_token_unpermute_reference(const Tensor& permuted, const Tensor& probs_TK,

@@ -17,22 +17,52 @@ Tensor as_weight(const Tensor& weight_D, const Tensor& x) {
   return weight_D.to(x.scalar_type()).contiguous();
 }
 
-// What the kernel writes; `sum` only where there is a residual.
-struct Normed {
-  Tensor y, sum, rstd;
+struct RmsNorm : torch::autograd::Function<RmsNorm> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight_D, double eps) {
+    const NormForward out = rms_norm_forward(x, {}, weight_D, eps);
+    ctx->save_for_backward({x, weight_D, out.rstd});
+    return out.y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto [d_x, d_weight] = rms_norm_grad(grads[0], saved[0], saved[1], saved[2], {});
+    return {d_x, d_weight, Tensor()};
+  }
 };
 
-Normed normalize(const char* op, const Tensor& x, const Tensor& residual, const Tensor& weight_D,
-                 double eps) {
+struct RmsNormAdd : torch::autograd::Function<RmsNormAdd> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& residual,
+                               const Tensor& weight_D, double eps) {
+    const NormForward out = rms_norm_forward(x, residual, weight_D, eps);
+    ctx->save_for_backward({out.sum, weight_D, out.rstd});
+    ctx->set_materialize_grads(false);
+    return {out.y, out.sum};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const Tensor &dy = grads[0], &d_sum = grads[1];  // undefined where nothing depends on it
+    if (!dy.defined()) return {d_sum, d_sum, Tensor(), Tensor()};
+    const auto saved = ctx->get_saved_variables();
+    const auto [d_x, d_weight] = rms_norm_grad(dy, saved[0], saved[1], saved[2], d_sum);
+    return {d_x, d_x, d_weight, Tensor()};
+  }
+};
+
+}  // namespace
+
+NormForward rms_norm_forward(const Tensor& x, const Tensor& residual, const Tensor& weight_D,
+                             double eps) {
+  if (!why_no_cpu_kernel(x).empty()) return rms_norm_forward_reference(x, residual, weight_D, eps);
   const int64_t D = x.size(-1), rows = rows_of(x);
   const bool add = residual.defined();
-  Normed out = {at::empty(x.sizes(), x.options()),
-                add ? at::empty(x.sizes(), x.options()) : Tensor(),
-                at::empty({rows}, x.options().dtype(at::kFloat))};
+  NormForward out = {at::empty(x.sizes(), x.options()),
+                     add ? at::empty(x.sizes(), x.options()) : Tensor(),
+                     at::empty({rows}, x.options().dtype(at::kFloat))};
   if (x.is_meta() || D == 0) return out;
   const Tensor x_RD = as_rows(x, {rows, D}), weight = as_weight(weight_D, x);
   const Tensor residual_RD = add ? as_rows(residual, {rows, D}) : Tensor();
-  run_kernel(op, longhaul_rms_norm,
+  run_kernel("rms_norm", longhaul_rms_norm,
              longhaul_rms_norm_args{.dtype = kernel_dtype(x),
                                     .rows = rows,
                                     .D = D,
@@ -48,15 +78,9 @@ Normed normalize(const char* op, const Tensor& x, const Tensor& residual, const 
   return out;
 }
 
-// The gradients of what was normalised, x, and of the weight, from those of the norm and, if
-// defined, of x itself.
-struct Gradients {
-  Tensor d_x, d_weight;
-};
-
-Gradients gradients(const char* op, const variable_list& saved, const Tensor& dy,
-                    const Tensor& d_sum) {
-  const Tensor &x = saved[0], &weight_D = saved[1], &rstd = saved[2];
+NormGradients rms_norm_grad(const Tensor& dy, const Tensor& x, const Tensor& weight_D,
+                            const Tensor& rstd, const Tensor& d_sum) {
+  if (!why_no_cpu_kernel(x).empty()) return rms_norm_grad_reference(dy, x, weight_D, rstd, d_sum);
   const int64_t D = x.size(-1), rows = rstd.numel();
   const Tensor d_x = at::empty(x.sizes(), x.options());
   const Tensor d_weight = at::empty({D}, rstd.options());
@@ -64,7 +88,7 @@ Gradients gradients(const char* op, const variable_list& saved, const Tensor& dy
     const Tensor x_RD = as_rows(x, {rows, D}), dy_RD = as_rows(dy, {rows, D});
     const Tensor d_sum_RD = d_sum.defined() ? as_rows(d_sum, {rows, D}) : Tensor();
     const Tensor weight = as_weight(weight_D, x);
-    run_kernel(op, longhaul_rms_norm_grad, longhaul_rms_norm_grad_workspace,
+    run_kernel("rms_norm_grad", longhaul_rms_norm_grad, longhaul_rms_norm_grad_workspace,
                longhaul_rms_norm_grad_args{
                    .dtype = kernel_dtype(x),
                    .rows = rows,
@@ -82,40 +106,6 @@ Gradients gradients(const char* op, const variable_list& saved, const Tensor& dy
   }
   return {d_x, d_weight.to(weight_D.scalar_type())};
 }
-
-struct RmsNorm : torch::autograd::Function<RmsNorm> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight_D, double eps) {
-    const Normed out = normalize("rms_norm", x, {}, weight_D, eps);
-    ctx->save_for_backward({x, weight_D, out.rstd});
-    return out.y;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto [d_x, d_weight] =
-        gradients("rms_norm_grad", ctx->get_saved_variables(), grads[0], {});
-    return {d_x, d_weight, Tensor()};
-  }
-};
-
-struct RmsNormAdd : torch::autograd::Function<RmsNormAdd> {
-  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& residual,
-                               const Tensor& weight_D, double eps) {
-    const Normed out = normalize("rms_norm_add", x, residual, weight_D, eps);
-    ctx->save_for_backward({out.sum, weight_D, out.rstd});
-    ctx->set_materialize_grads(false);
-    return {out.y, out.sum};
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const Tensor &dy = grads[0], &d_sum = grads[1];  // undefined where nothing depends on it
-    if (!dy.defined()) return {d_sum, d_sum, Tensor(), Tensor()};
-    const auto [d_x, d_weight] =
-        gradients("rms_norm_add_grad", ctx->get_saved_variables(), dy, d_sum);
-    return {d_x, d_x, d_weight, Tensor()};
-  }
-};
-
-}  // namespace
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight_D, double eps, Kernel kernel) {
   check_shape(weight_D, {x.size(-1)}, "rms_norm: weight");

@@ -28,7 +28,30 @@ struct NormedSum {
 NormedSum rms_norm_add(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight_D,
                        double eps, Kernel kernel = Kernel::kReference);
 
-// The definition, in plain ATen.
+// Both directions without autograd, for callers that bring their own; fused where the kernels cover
+// x, else by definition.
+struct NormForward {
+  at::Tensor y;
+  at::Tensor sum;   // x + residual; undefined without a residual
+  at::Tensor rstd;  // [rows], fp32 (fp64 for fp64)
+};
+NormForward rms_norm_forward(const at::Tensor& x, const at::Tensor& residual,
+                             const at::Tensor& weight_D, double eps);
+
+// The gradients of what was normalised, x, and of the weight, from those of the norm and, if
+// defined, of x itself.
+struct NormGradients {
+  at::Tensor d_x, d_weight;
+};
+NormGradients rms_norm_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight_D,
+                            const at::Tensor& rstd, const at::Tensor& d_sum);
+
+// The definitions, in plain ATen.
 at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight_D, double eps);
+NormForward rms_norm_forward_reference(const at::Tensor& x, const at::Tensor& residual,
+                                       const at::Tensor& weight_D, double eps);
+NormGradients rms_norm_grad_reference(const at::Tensor& dy, const at::Tensor& x,
+                                      const at::Tensor& weight_D, const at::Tensor& rstd,
+                                      const at::Tensor& d_sum);
 
 }  // namespace longhaul::ops

@@ -110,11 +110,11 @@ class Backward {
     }
   }
 
-  // Log-sum-exp in base 2 and delta of each head. Padded heads get weights of 0: their lse is huge.
+  // Log-sum-exp in base 2 and delta of each head.
   void load_statistics(int64_t row, const T* d_out) {
     const T* out = static_cast<const T*>(a_.out) + row * a_.H * a_.V;
     const int64_t heads = Layout::heads(a_.H);
-    float sums[kMaxVectors * kLanes], maxima[kMaxVectors * kLanes], delta[kMaxVectors * kLanes];
+    float delta[kMaxVectors * kLanes];
     for (int64_t h = 0; h < heads; ++h) {
       Floats products = {};
       for (int64_t d = 0; h < a_.H && d < a_.V; d += kLanes) {
@@ -122,13 +122,10 @@ class Backward {
             fma(load_as_floats(out + h * a_.V + d), load_as_floats(d_out + h * a_.V + d), products);
       }
       delta[h] = sum(products);
-      sums[h] = h < a_.H ? a_.softmax_sum[row * a_.H + h] : 1;
-      maxima[h] = h < a_.H ? a_.softmax_max[row * a_.H + h] : 1e30F;
     }
+    Layout::load_lse(a_.softmax_max + row * a_.H, a_.softmax_sum + row * a_.H, a_.H, lse_);
     for (int64_t v = 0; v < Layout::vectors(a_.H); ++v) {
-      const int64_t h0 = v * Layout::kHeads;
-      delta_[v] = Layout::load_heads(delta + h0);
-      lse_[v] = Layout::load_heads(maxima + h0) * kLog2E + log2(Layout::load_heads(sums + h0));
+      delta_[v] = Layout::load_heads(delta + v * Layout::kHeads);
     }
   }
 

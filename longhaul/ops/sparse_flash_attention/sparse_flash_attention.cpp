@@ -13,16 +13,6 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kColumns = 32;  // the kernels' rows and values are multiples of it
 
-// Empty if the kernels cover the case.
-std::string why_not_fused(const Tensor& query, const Tensor& key, const Tensor& value) {
-  if (value.defined() || key.dim() != 3) {
-    return "it is for absorbed MLA, where the values are the first columns of a shared key";
-  }
-  if (query.size(2) > 128) return "it has at most 128 heads";
-  if (key.scalar_type() != query.scalar_type()) return "query and key differ in dtype";
-  return why_no_cpu_kernel(query);
-}
-
 // [..., D] with its V value columns and the columns behind them each filled up to a multiple of 32.
 Tensor pad_parts(const Tensor& x, int64_t V) {
   const int64_t D = x.size(-1);
@@ -67,6 +57,19 @@ struct Operands {
              .head_sum = nullptr} {}
 };
 
+// As the kernels read them.
+struct StatisticsOfKernel {
+  Tensor max_BSH, sum_BSH;
+
+  explicit StatisticsOfKernel(const AttentionState& attention)
+      : max_BSH(attention.softmax_max.to(at::kFloat).contiguous()),
+        sum_BSH(attention.softmax_sum.to(at::kFloat).contiguous()) {}
+  void give(longhaul_sparse_attention_args& args) const {
+    args.softmax_max = max_BSH.data_ptr<float>();
+    args.softmax_sum = sum_BSH.data_ptr<float>();
+  }
+};
+
 struct SparseAttention : torch::autograd::Function<SparseAttention> {
   // out [B, S, H, V], softmax_max and softmax_sum [B, S, H], head_sum [B, S, K] or empty.
   static variable_list forward(AutogradContext* ctx, const Tensor& query, const Tensor& key,
@@ -97,27 +100,14 @@ struct SparseAttention : torch::autograd::Function<SparseAttention> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const Tensor &query = saved[0], &key = saved[1], &indices = saved[2];
-    const int64_t V = saved[3].size(3);
-    if (query.is_meta()) return {at::empty_like(query), at::empty_like(key), Tensor(), Tensor()};
-    if (indices.size(2) == 0)
-      return {at::zeros_like(query), at::zeros_like(key), Tensor(), Tensor()};
-    Operands operands(query, key, indices, ctx->saved_data["scale"].toDouble(), V);
-    const Tensor out = pad_last(saved[3], kColumns);
-    const Tensor d_out = pad_last(grads[0].to(query.scalar_type()), kColumns);
-    const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
-    const Tensor d_key = at::empty(operands.key_BLD.sizes(), key.options());
-    operands.args.out = out.data_ptr();
-    operands.args.softmax_max = saved[4].data_ptr<float>();
-    operands.args.softmax_sum = saved[5].data_ptr<float>();
-    run_kernel("sparse_flash_attention_grad", longhaul_sparse_attention_grad,
-               longhaul_sparse_attention_grad_workspace,
-               longhaul_sparse_attention_grad_args{.forward = operands.args,
-                                                   .d_out = d_out.const_data_ptr(),
-                                                   .d_query = d_query.data_ptr(),
-                                                   .d_key = d_key.data_ptr()});
-    return {unpad_parts(d_query, operands.D, V), unpad_parts(d_key, operands.D, V), Tensor(),
-            Tensor()};
+    const auto [d_query, d_key] =
+        sparse_flash_attention_grad({.query_BSHD = saved[0],
+                                     .key = saved[1],
+                                     .softmax_max = saved[4],
+                                     .softmax_sum = saved[5],
+                                     .scale = ctx->saved_data["scale"].toDouble()},
+                                    saved[2], saved[3], grads[0]);
+    return {d_query, d_key, Tensor(), Tensor()};
   }
 };
 
@@ -140,6 +130,63 @@ AttentionResult fused(const Tensor& query, const Tensor& key, const Tensor& indi
 
 }  // namespace
 
+std::string why_no_fused_sparse_attention(const Tensor& query, const Tensor& key,
+                                          const Tensor& value) {
+  if (value.defined() || key.dim() != 3) {
+    return "it is for absorbed MLA, where the values are the first columns of a shared key";
+  }
+  if (query.size(2) > 128) return "it has at most 128 heads";
+  if (key.scalar_type() != query.scalar_type()) return "query and key differ in dtype";
+  return why_no_cpu_kernel(query);
+}
+
+SparseAttentionGradients sparse_flash_attention_grad(const AttentionState& attention,
+                                                     const Tensor& indices_BSK,
+                                                     const Tensor& out_BSHV,
+                                                     const Tensor& d_out_BSHV) {
+  const Tensor &query = attention.query_BSHD, &key = attention.key;
+  const int64_t V = out_BSHV.size(3);
+  if (query.is_meta()) return {at::empty_like(query), at::empty_like(key)};
+  if (indices_BSK.size(2) == 0) return {at::zeros_like(query), at::zeros_like(key)};
+  const StatisticsOfKernel statistics(attention);
+  Operands operands(query, key, indices_BSK, attention.scale, V);
+  const Tensor out = pad_last(out_BSHV, kColumns);
+  const Tensor d_out = pad_last(d_out_BSHV.to(query.scalar_type()), kColumns);
+  const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
+  const Tensor d_key = at::empty(operands.key_BLD.sizes(), key.options());
+  operands.args.out = out.data_ptr();
+  statistics.give(operands.args);
+  run_kernel("sparse_flash_attention_grad", longhaul_sparse_attention_grad,
+             longhaul_sparse_attention_grad_workspace,
+             longhaul_sparse_attention_grad_args{.forward = operands.args,
+                                                 .d_out = d_out.const_data_ptr(),
+                                                 .d_query = d_query.data_ptr(),
+                                                 .d_key = d_key.data_ptr()});
+  return {unpad_parts(d_query, operands.D, V), unpad_parts(d_key, operands.D, V)};
+}
+
+Tensor sparse_attention_head_sum(const AttentionState& attention, const Tensor& indices_BSK) {
+  const Tensor &query = attention.query_BSHD, &key = attention.key;
+  check_dims(query, 4, "attention query");
+  const int64_t B = query.size(0), S = query.size(1);
+  check_shape(key, {B, kAnySize, query.size(3)}, "attention key");
+  check_shape(indices_BSK, {B, S, kAnySize}, "sparse attention indices");
+  check_shape(attention.softmax_max, {B, S, query.size(2)}, "attention softmax_max");
+  check_shape(attention.softmax_sum, {B, S, query.size(2)}, "attention softmax_sum");
+  if (!why_no_fused_sparse_attention(query, key, {}).empty()) {
+    return sparse_attention_head_sum_reference(attention, indices_BSK);
+  }
+  Tensor head_sum = at::empty(indices_BSK.sizes(), query.options().dtype(at::kFloat));
+  if (query.is_meta() || head_sum.numel() == 0) return head_sum;
+  const StatisticsOfKernel statistics(attention);
+  Operands operands(query, key, indices_BSK, attention.scale, /*V=*/query.size(3));
+  statistics.give(operands.args);
+  operands.args.head_sum = head_sum.data_ptr<float>();
+  run_kernel("sparse_attention_head_sum", longhaul_sparse_attention_head_sum,
+             longhaul_sparse_attention_head_sum_workspace, operands.args);
+  return head_sum;
+}
+
 AttentionResult sparse_flash_attention(const Tensor& query_BSHD, const Tensor& key,
                                        const Tensor& value, const Tensor& indices_BSK,
                                        const AttentionOptions& options) {
@@ -147,7 +194,7 @@ AttentionResult sparse_flash_attention(const Tensor& query_BSHD, const Tensor& k
   check_shape(indices_BSK, {query_BSHD.size(0), query_BSHD.size(1), kAnySize},
               "sparse attention indices");
   if (options.kernel == Kernel::kFused) {
-    const std::string reason = why_not_fused(query_BSHD, key, value);
+    const std::string reason = why_no_fused_sparse_attention(query_BSHD, key, value);
     if (reason.empty()) return fused(query_BSHD, key, indices_BSK, options);
     report_fallback("sparse_flash_attention", reason);
   }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "longhaul/ops/flash_attention/flash_attention.h"
+#include "longhaul/ops/flash_attention/head_sum.h"
 
 namespace longhaul::ops {
 
@@ -14,9 +15,30 @@ AttentionResult sparse_flash_attention(const Tensor& query_BSHD, const Tensor& k
                                        const Tensor& value, const Tensor& indices_BSK,
                                        const AttentionOptions& options);
 
+// What follows is for callers that bring an autograd of their own: from the operands and statistics
+// of an absorbed attention that has run, without autograd, where why_no_fused_sparse_attention
+// finds nothing against it.
+struct SparseAttentionGradients {
+  Tensor d_query, d_key;
+};
+SparseAttentionGradients sparse_flash_attention_grad(const AttentionState& attention,
+                                                     const Tensor& indices_BSK,
+                                                     const Tensor& out_BSHV,
+                                                     const Tensor& d_out_BSHV);
+
+// The sum over heads of P at the selected keys, [B, S, K] in fp32 (fp64 for fp64), 0 where there is
+// none: what the indexer learns from. Also of what the kernel does not cover, by definition.
+Tensor sparse_attention_head_sum(const AttentionState& attention, const Tensor& indices_BSK);
+
+// Empty if the fused kernels cover the operands; `value` may be undefined.
+std::string why_no_fused_sparse_attention(const Tensor& query, const Tensor& key,
+                                          const Tensor& value);
+
 // The definition, in plain ATen: masked_attention with the indices as a mask.
 AttentionResult sparse_flash_attention_reference(const Tensor& query_BSHD, const Tensor& key,
                                                  const Tensor& value, const Tensor& indices_BSK,
                                                  const AttentionOptions& options);
+Tensor sparse_attention_head_sum_reference(const AttentionState& attention,
+                                           const Tensor& indices_BSK);
 
 }  // namespace longhaul::ops

@@ -12,11 +12,25 @@ using GradArgs = longhaul_swiglu_grad_args;
 
 constexpr int64_t kRun = 4096;  // elements that a thread takes at a time
 
+// Elements from `column` on of a row.
+struct Run {
+  int64_t row, column, count;
+
+  template <typename T>
+  const T* in(const void* rows, int64_t stride) const {
+    return static_cast<const T*>(rows) + row * stride + column;
+  }
+  template <typename T>
+  T* out(void* rows, int64_t stride) const {
+    return static_cast<T*>(rows) + row * stride + column;
+  }
+};
+
 template <typename T, bool kStream>
-void run(const Args& a, int64_t from, int64_t count) {
-  const T *gate = static_cast<const T*>(a.gate) + from, *up = static_cast<const T*>(a.up) + from;
-  T* y = static_cast<T*>(a.y) + from;
-  write_row<kStream>(y, count, [&](int64_t i, auto part) {
+void multiply(const Args& a, const Run& run) {
+  const T *gate = run.in<T>(a.gate, a.gate_stride), *up = run.in<T>(a.up, a.up_stride);
+  T* y = run.out<T>(a.y, a.D);
+  write_row<kStream>(y, run.count, [&](int64_t i, auto part) {
     const Floats g = load_as_floats(gate + i, part);
     return g * sigmoid(g).of_x * load_as_floats(up + i, part);
   });
@@ -24,11 +38,11 @@ void run(const Args& a, int64_t from, int64_t count) {
 
 // d_up = dy silu(gate),   d_gate = dy up s (1 + gate (1 - s)) with s = sigmoid(gate).
 template <typename T, bool kStream>
-void run_grad(const GradArgs& a, int64_t from, int64_t count) {
-  const T *gate = static_cast<const T*>(a.gate) + from, *up = static_cast<const T*>(a.up) + from;
-  const T* dy = static_cast<const T*>(a.dy) + from;
-  T* const results[] = {static_cast<T*>(a.d_gate) + from, static_cast<T*>(a.d_up) + from};
-  write_rows<kStream>(results, count, [&](int64_t i, auto part) {
+void differentiate(const GradArgs& a, const Run& run) {
+  const T *gate = run.in<T>(a.gate, a.gate_stride), *up = run.in<T>(a.up, a.up_stride);
+  const T* dy = run.in<T>(a.dy, a.dy_stride);
+  T* const results[] = {run.out<T>(a.d_gate, a.d_stride), run.out<T>(a.d_up, a.d_stride)};
+  write_rows<kStream>(results, run.count, [&](int64_t i, auto part) {
     const Floats g = load_as_floats(gate + i, part), d = load_as_floats(dy + i, part);
     const Sigmoid s = sigmoid(g);
     const Floats slope = s.of_x * (1.0F + g * s.of_minus_x);
@@ -36,29 +50,47 @@ void run_grad(const GradArgs& a, int64_t from, int64_t count) {
   });
 }
 
-// f(from, count) for runs of n elements.
+// f(run) for all elements.
 template <bool kStream, typename F>
-void by_run(int64_t n, const F& f) {
-  in_parallel<kStream>((n + kRun - 1) / kRun, kRun, [&](int64_t i) {
-    const int64_t left = n - i * kRun;
-    f(i * kRun, left < kRun ? left : kRun);
+void by_run(int64_t rows, int64_t D, const F& f) {
+  const int64_t runs = (D + kRun - 1) / kRun;
+  in_parallel<kStream>(rows * runs, D < kRun ? D : kRun, [&](int64_t i) {
+    const int64_t column = i % runs * kRun, left = D - column;
+    f(Run{i / runs, column, left < kRun ? left : kRun});
   });
+}
+
+// Rows that follow each other are one long row.
+template <typename AnyArgs>
+AnyArgs joined(AnyArgs a, bool contiguous) {
+  if (!contiguous) return a;
+  a.D *= a.rows;
+  a.rows = a.rows > 0 ? 1 : 0;
+  return a;
+}
+
+// `stride` is that of what is written.
+template <typename AnyArgs>
+bool streams(const AnyArgs& a, const void* results, int64_t stride) {
+  const int64_t row_bytes = a.rows == 1 ? 0 : stride * bytes_of(a.dtype);
+  return is_streamed(results, a.rows * a.D * bytes_of(a.dtype), row_bytes);
 }
 
 }  // namespace
 
-void swiglu(const Args& a) {
-  const bool streamed = is_streamed(a.y, a.n * bytes_of(a.dtype), /*row_bytes=*/0);
-  with_type(a.dtype, streamed, [&]<typename T, bool kStream>() {
-    by_run<kStream>(a.n, [&](int64_t from, int64_t n) { run<T, kStream>(a, from, n); });
+void swiglu(const Args& args) {
+  const Args a = joined(args, args.gate_stride == args.D && args.up_stride == args.D);
+  with_type(a.dtype, streams(a, a.y, a.D), [&]<typename T, bool kStream>() {
+    by_run<kStream>(a.rows, a.D, [&](const Run& run) { multiply<T, kStream>(a, run); });
   });
 }
 
-void swiglu_grad(const GradArgs& a) {
-  const int64_t bytes = a.n * bytes_of(a.dtype);
-  const bool streamed = is_streamed(a.d_gate, bytes, 0) && is_streamed(a.d_up, bytes, 0);
+void swiglu_grad(const GradArgs& args) {
+  const GradArgs a = joined(args, args.dy_stride == args.D && args.gate_stride == args.D &&
+                                      args.up_stride == args.D && args.d_stride == args.D);
+  const bool streamed = streams(a, a.d_gate, a.d_stride) && streams(a, a.d_up, a.d_stride);
   with_type(a.dtype, streamed, [&]<typename T, bool kStream>() {
-    by_run<kStream>(a.n, [&](int64_t from, int64_t n) { run_grad<T, kStream>(a, from, n); });
+    by_run<kStream>(a.rows, a.D, [&](const Run& run) { differentiate<T, kStream>(a, run); });
   });
 }
 

@@ -1,0 +1,65 @@
+// What the files of operators share. Each registers schemas, the CPU's kernels, sizes on the Meta
+// device and gradients under the dispatch keys of their names; another device adds kernels of its
+// own under its key, and the sizes and gradients here serve it too.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "longhaul/base/error.h"
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/cpu/tensors.h"
+#include "longhaul/ops/kernel.h"
+
+namespace longhaul::ops::library {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using MaybeTensor = std::optional<Tensor>;
+using SymSizes = std::vector<c10::SymInt>;
+
+// What the tests check of every operator: it can be traced without data.
+inline const std::vector<at::Tag> kTags = {at::Tag::pt2_compliant_tag};
+
+// torch.ops.longhaul.NAME with the signature of its CPU kernel. Calls go through the dispatcher.
+template <typename Signature>
+c10::TypedOperatorHandle<Signature> find_operator(const std::string& name) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(("longhaul::" + name).c_str(), "")
+      .template typed<Signature>();
+}
+
+// What an optional argument or result without a value is.
+inline Tensor or_undefined(const MaybeTensor& x) { return x.value_or(Tensor()); }
+inline MaybeTensor as_optional(const Tensor& x) {
+  return x.defined() ? MaybeTensor(x) : std::nullopt;
+}
+// A result that the schema has and that is not there.
+inline Tensor no_result(const Tensor& like) { return at::empty({0}, like.options()); }
+
+// For the Meta kernels: a contiguous result of the device of `like`.
+inline Tensor sized(const Tensor& like, const SymSizes& sizes, at::ScalarType dtype) {
+  return at::empty_symint(sizes, like.options().dtype(dtype));
+}
+inline Tensor sized_like(const Tensor& x) { return at::empty_symint(x.sym_sizes(), x.options()); }
+
+// Throws Error for an argument that Ascend's signature has and that is not supported.
+inline void check_absent(const char* op, const char* argument, const MaybeTensor& value) {
+  LONGHAUL_CHECK(!value, "{}: {} is not supported", op, argument);
+}
+
+// The gradients of f(inputs) by automatic differentiation, for kernels, which run below autograd:
+// in dtypes that no fused kernel covers the reference defines the gradient.
+std::vector<Tensor> reference_gradients(const std::function<Tensor(const std::vector<Tensor>&)>& f,
+                                        const std::vector<Tensor>& inputs, const Tensor& d_out);
+
+}  // namespace longhaul::ops::library

@@ -1,0 +1,303 @@
+"""The registration of the operators (schema, autograd, fake tensors, tracing), a compiled training
+step, errors, and the example of docs/operators.md."""
+
+from pathlib import Path
+
+import definitions as plain
+import support
+import torch
+from support import (
+    SCALE,
+    Sequences,
+    TestCase,
+    attention_inputs,
+    constant,
+    index_inputs,
+    random,
+)
+from torch.testing._internal.optests import aot_autograd_check
+
+ops = torch.ops.longhaul
+
+
+def samples():
+    """Arguments for each operator, in both layouts where it has one."""
+    x, weight, gate = random(3, 5, 64), random(64), random(6, 20)
+    _, rstd = ops.rms_norm(x.detach(), weight.detach())
+    r = constant(2, 5, 1, 16)
+    turned = random(2, 5, 3, 16)
+    yield "rms_norm", (x, weight)
+    yield "rms_norm_backward", (x.detach(), x.detach(), weight.detach(), rstd)
+    yield "add_rms_norm", (x, random(3, 5, 64, seed=1), weight)
+    yield "add_rms_norm_backward", (x.detach(), x.detach(), weight.detach(), rstd, x.detach())
+    yield "rotary_mul", (turned, r, r)
+    yield "rotary_mul", (turned, r.clone().requires_grad_(), r, "interleave")
+    yield "rotary_mul_backward", (turned.detach(), turned.detach(), r, r)
+    yield "swiglu", (gate,)
+    yield "swiglu", (gate, 0)
+    yield "swiglu_backward", (gate.detach()[:, :10].contiguous(), gate.detach())
+    logits = random(50, 8)
+    with torch.no_grad():
+        weights, experts, scores = ops.moe_gating_top_k(logits, 2, norm_type=1, out_flag=True)
+    tokens, probs = random(50, 24), random(50, 2)
+    permuted, rows = ops.moe_token_permute(tokens.detach(), experts)
+    yield "moe_gating_top_k", (logits, 2)
+    yield "moe_gating_top_k", (logits, 2), {"norm_type": 1, "out_flag": True}
+    yield "moe_gating_top_k_backward", (scores, weights, experts), {"norm_type": 1}
+    yield "moe_token_permute", (tokens, experts)
+    yield "moe_token_permute_grad", (tokens.detach(), permuted, experts, rows)
+    yield "moe_token_unpermute", (permuted.clone().requires_grad_(), rows, probs)
+    yield "moe_token_unpermute", (permuted.clone().requires_grad_(), rows)
+    yield "moe_token_unpermute_grad", (permuted, tokens.detach(), rows, probs.detach())
+    counts = torch.tensor([7, 0, 30, 3])
+    matmul = random(40, 32), random(4, 64, 32), counts
+    yield "grouped_matmul", matmul
+    yield "grouped_matmul_grad", (constant(40, 64), *(x.detach() for x in matmul), [True, False])
+    labels = torch.arange(30)
+    yield "linear_cross_entropy", (random(30, 32), random(100, 32), labels)
+    yield (
+        "linear_cross_entropy_and_grad",
+        (constant(30, 32), constant(100, 32), labels, [True, True]),
+    )
+    lists = [[constant(5, 7, seed=i).abs(), constant(9, seed=i).abs()] for i in range(4)]
+    yield "adam_w", (*lists, 3), {"lr": 0.1}
+    for layout in ("BSND", "TND"):
+        yield from samples_of_sequences(Sequences(layout))
+
+
+def samples_of_sequences(s):
+    both = {"layout_query": s.layout}
+    attention, index = attention_inputs(s, torch.float32), index_inputs(s, torch.float32)
+    query, key, query_rope, key_rope = attention
+    ropes = {"query_rope": query_rope, "key_rope": key_rope}
+    indices = s.indices(7)
+    lengths = s.tensor_lengths("actual_seq_lengths_query", "actual_seq_lengths_kv")
+    in_layout = both | {"layout_kv": s.layout}
+    yield (
+        "sparse_flash_attention",
+        (query, key, None, indices, SCALE),
+        ropes | lengths | in_layout | {"return_softmax_lse": True},
+    )
+    yield "sparse_flash_attention", (query, key, None, indices, SCALE), in_layout
+    query, key, query_rope, key_rope = (x.detach() for x in attention)
+    ropes = {"query_rope": query_rope, "key_rope": key_rope}
+    out, *statistics = ops.sparse_flash_attention(
+        query, key, None, indices, SCALE, **ropes, **in_layout, return_softmax_lse=True
+    )
+    yield (
+        "sparse_flash_attention_grad",
+        (query, key, None, indices, out, out, *statistics, SCALE, 1, query_rope, key_rope),
+        {"layout": s.layout},
+    )
+    layout = {"layout": s.layout}
+    yield (
+        "sparse_attention_head_sum",
+        (query, key, indices, *statistics, SCALE),
+        ropes | layout,
+    )
+    lengths = s.tensor_lengths("actual_seq_lengths_query", "actual_seq_lengths_key")
+    in_layout = both | {"layout_key": s.layout, "sparse_count": 9}
+    yield "lightning_indexer", tuple(index), lengths | in_layout
+    index = [x.detach() for x in index]
+    yield "lightning_indexer", tuple(index), lengths | in_layout | {"return_value": True}
+    dy = random(*indices.shape).detach()
+    yield "lightning_indexer_grad", (*index[:2], dy, indices, index[2]), layout
+    head_sum = ops.sparse_attention_head_sum(query, key, indices, *statistics, SCALE, **ropes,
+        **layout)  # fmt: skip
+    yield "sparse_lightning_indexer_kl_loss_from_head_sum", (*index, indices, head_sum), layout
+    yield (
+        "sparse_lightning_indexer_grad_kl_loss",
+        (query, key, *index, indices, *statistics, SCALE),
+        ropes | s.int_lengths(),
+    )
+    _, *statistics = ops.sparse_flash_attention(
+        query, key, None, s.indices(40), SCALE, **ropes, **both, layout_kv=s.layout,
+        return_softmax_lse=True,
+    )  # fmt: skip
+    keys = layout | {"actual_seq_klen": s.ends}
+    yield "dense_attention_head_sum", (query, key, *statistics, SCALE), ropes | keys
+    yield "dense_lightning_indexer_softmax_lse", tuple(index), s.int_lengths()
+    of_index = ops.dense_lightning_indexer_softmax_lse(*index, **s.int_lengths())
+    yield (
+        "dense_lightning_indexer_grad_kl_loss",
+        (query, key, *index, *statistics, *of_index, SCALE),
+        ropes | s.int_lengths(),
+    )
+    head_sum = ops.dense_attention_head_sum(query, key, *statistics, SCALE, **ropes, **keys)
+    yield "dense_lightning_indexer_kl_loss_from_head_sum", (*index, head_sum, *of_index), keys
+
+
+class Registration(TestCase):
+    def test_every_operator(self):
+        names = set()
+        for name, arguments, *options in samples():
+            names.add(name)
+            with self.subTest(name, options=options):
+                kwargs = options[0] if options else {}
+                torch.library.opcheck(getattr(ops, name).default, arguments, kwargs)
+        registered = {
+            name.removeprefix("longhaul::")
+            for name in torch._C._dispatch_get_all_op_names()
+            if name.startswith("longhaul::")
+        }
+        self.assertEqual(names, registered)
+
+    def test_the_gradient_of_the_index_scores(self):
+        """opcheck adds up the outputs from the first one on, which must not be of integers."""
+        for layout in ("BSND", "TND"):
+            s = Sequences(layout)
+
+            def scores(query, key, weights, s=s):
+                return ops.lightning_indexer(
+                    query, key, weights, layout_query=s.layout, layout_key=s.layout,
+                    sparse_count=9, return_value=True,
+                    actual_seq_lengths_query=torch.tensor(s.ends),
+                )[1]  # fmt: skip
+
+            aot_autograd_check(scores, tuple(index_inputs(s, torch.float32)), {}, dynamic=True)
+
+    def test_a_gradient_of_a_gradient_is_refused(self):
+        x = random(6, 20)
+        (d_x,) = torch.autograd.grad(ops.swiglu(x).square().sum(), x, create_graph=True)
+        with self.assertRaisesRegex(RuntimeError, "swiglu_backward"):
+            torch.autograd.grad(d_x.sum(), x)
+
+    def test_another_device_brings_its_own_kernel(self):
+        library = torch.library.Library("longhaul", "IMPL", "PrivateUse1")
+        library.impl("swiglu", lambda input, dim=-1: input)
+        self.assertTrue(
+            torch._C._dispatch_has_kernel_for_dispatch_key("longhaul::swiglu", "PrivateUse1")
+        )
+        library._destroy()
+
+
+class Compiled(TestCase):
+    def test_a_step(self):
+        s = Sequences("TND")
+        ends = torch.tensor(s.ends)
+        labels = torch.arange(33) % 50
+        query_rope, key_rope = s.random(4, 32).detach(), s.random(1, 32).detach()
+        index = [x.detach() for x in index_inputs(s, torch.float32)]
+        parameters = [
+            random(33, 64), random(64), random(4 * 64, 64, seed=1), random(64, 64, seed=2),
+            random(64, 4 * 64, seed=3), random(8, 64, seed=4), random(8, 128, 64, seed=5),
+            random(8, 64, 64, seed=6), random(50, 64, seed=7),
+        ]  # fmt: skip
+
+        def loss(hidden, norm, wq, wk, wo, router, up, down, head):
+            x, _ = ops.rms_norm(hidden, norm)
+            query, key = (x @ wq.T / 8).view(33, 4, 64), (x @ wk.T / 8).view(33, 1, 64)
+            indices, values = ops.lightning_indexer(
+                *index, actual_seq_lengths_query=ends, layout_query="TND", layout_key="TND",
+                sparse_count=9, return_value=True,
+            )  # fmt: skip
+            out, maximum, total = ops.sparse_flash_attention(
+                query, key, None, indices, SCALE, query_rope=query_rope, key_rope=key_rope,
+                layout_query="TND", layout_kv="TND", return_softmax_lse=True,
+            )  # fmt: skip
+            *_, kl = ops.sparse_lightning_indexer_grad_kl_loss(
+                query.detach(), key.detach(), *index, indices, maximum, total, SCALE,
+                query_rope=query_rope, key_rope=key_rope, layout="TND",
+            )  # fmt: skip
+            x, _, residual = ops.add_rms_norm(hidden, out.flatten(1) @ wo.T / 16, norm)
+            weights, experts, _ = ops.moe_gating_top_k(x @ router.T / 8, 2, norm_type=1)
+            rows, places = ops.moe_token_permute(x, experts)
+            counts = torch.nn.functional.one_hot(experts.flatten().long(), 8).sum(0)
+            rows = ops.swiglu(ops.grouped_matmul(rows, up / 8, counts))
+            rows = ops.grouped_matmul(rows, down / 8, counts)
+            x = residual + ops.moe_token_unpermute(rows, places, weights)
+            return ops.linear_cross_entropy(x, head, labels) / 33, kl
+
+        compiled = torch.compile(loss, fullgraph=True)
+        total, kl = loss(*parameters)
+        compiled_total, compiled_kl = compiled(*parameters)
+        self.close(compiled_total, total, torch.float32)
+        self.close(compiled_kl, kl, torch.float32)
+        expected = torch.autograd.grad(total, parameters)
+        found = torch.autograd.grad(compiled_total, parameters)
+        for x, y in zip(found, expected, strict=True):
+            self.close(x, y, torch.float32)
+
+        @torch.compile(fullgraph=True)
+        def update(params, grads, exp_avgs, exp_avg_sqs):
+            ops.adam_w(params, grads, exp_avgs, exp_avg_sqs, 1, lr=0.1)
+
+        lists = [[x.detach().clone() for x in parameters], list(expected)]
+        lists += [[torch.zeros_like(x) for x in parameters] for _ in range(2)]
+        copies = [[x.clone() for x in one] for one in lists]
+        ops.adam_w(*lists, 1, lr=0.1)
+        update(*copies)
+        for one, other in zip(lists, copies, strict=True):
+            for x, y in zip(one, other, strict=True):
+                self.assertTrue(torch.equal(x, y))
+
+
+class Errors(TestCase):
+    def refuses(self, text, op, *arguments, **options):
+        with self.assertRaisesRegex(RuntimeError, text):
+            op(*arguments, **options)
+
+    def test_what_does_not_fit_is_named(self):
+        zeros = torch.zeros
+        self.refuses("layout 'SBH'", ops.lightning_indexer, zeros(2, 3, 4), zeros(2, 3, 1),
+                     zeros(2, 3), layout_query="SBH", layout_key="SBH")  # fmt: skip
+        self.refuses("rms_norm: gamma", ops.rms_norm, zeros(2, 8), zeros(9))
+        self.refuses("no two halves", ops.swiglu, zeros(2, 7))
+        self.refuses("rotary_mode 'quarter'", ops.rotary_mul, zeros(1, 2, 1, 4), zeros(1, 2, 1, 4),
+                     zeros(1, 2, 1, 4), "quarter")  # fmt: skip
+        self.refuses("eps is", ops.moe_gating_top_k, zeros(2, 4), 1, eps=1e-3)
+        self.refuses("group_select_mode", ops.moe_gating_top_k, zeros(2, 4), 1, group_count=2)
+        self.refuses("num_out_tokens", ops.moe_token_permute, zeros(2, 4),
+                     torch.zeros(2, 1, dtype=torch.int32), 1)  # fmt: skip
+        self.refuses("probs", ops.moe_token_unpermute, zeros(4, 2),
+                     torch.arange(4, dtype=torch.int32), zeros(3, 1))  # fmt: skip
+        self.refuses("cross-entropy: hidden", ops.linear_cross_entropy, zeros(2, 4), zeros(5, 3),
+                     torch.zeros(2, dtype=torch.long))  # fmt: skip
+        self.refuses("exp_avgs", ops.adam_w, [zeros(2)], [zeros(2)], [], [zeros(2)], 1, lr=0.1)
+        self.refuses("adam_w: step", ops.adam_w, *([zeros(2)] for _ in range(4)), 0, lr=0.1)
+
+    def test_what_is_not_supported_is_named(self):
+        q, k = torch.zeros(1, 3, 2, 32), torch.zeros(1, 3, 1, 32)
+        indices = torch.zeros(1, 3, 1, 2, dtype=torch.int32)
+
+        def attend(value=None, **options):
+            return ops.sparse_flash_attention(q, k, value, indices, 1.0, **options)
+
+        self.refuses("sparse_mode is 0", attend, sparse_mode=0)
+        self.refuses("pre_tokens", attend, pre_tokens=4)
+        self.refuses("block_table", attend, block_table=indices)
+        self.refuses("sinks", attend, sinks=q)
+        self.refuses("attention_mode and value", attend, attention_mode=0)
+        self.refuses("attention_mode and value", attend, torch.zeros_like(k))
+        self.refuses("sparse_block_size is 2", attend, sparse_block_size=2)
+        self.refuses("query_rope and key_rope", attend, query_rope=q)
+        self.refuses("'BSND' and 'TND' differ", attend, layout_kv="TND")
+        self.refuses("sparse_indices", ops.sparse_flash_attention, q, k, None, indices[0], 1.0)
+        weights = torch.zeros(1, 3, 2)
+        self.refuses("expected one head", ops.lightning_indexer, q, q, weights)
+        self.refuses("ends of documents", ops.lightning_indexer, q[0], k[0], weights[0],
+                     layout_query="TND", layout_key="TND",
+                     actual_seq_lengths_query=torch.tensor([4]))  # fmt: skip
+        statistics = torch.zeros(1, 1, 3, 2)
+        self.refuses("softmax_max", ops.sparse_attention_head_sum, q, k, indices,
+                     statistics[..., :1], statistics, 1.0)  # fmt: skip
+
+
+class Others(TestCase):
+    def test_the_example_of_the_documentation(self):
+        page = (Path(__file__).parents[3] / "docs/operators.md").read_text()
+        example = page.split("```python\n")[1].split("```")[0]
+        names = {}
+        exec(example.replace("build/release/longhaul/ops/liblonghaul_ops.so", support.LIBRARY), names)
+        self.assertEqual(tuple(names["out"].shape), (4096, 16, 512))
+        self.assertTrue(names["query"].grad.isfinite().all())
+        self.assertTrue(names["loss"].isfinite().all())
+
+    def test_bfloat16_and_meta(self):
+        x, weight = random(6, 128, dtype=torch.bfloat16), random(128, dtype=torch.bfloat16)
+        y, _ = ops.rms_norm(x, weight)
+        self.assertEqual(y.dtype, torch.bfloat16)
+        expected = plain.rms_norm(x.double(), weight.double())
+        self.assertLess((y.double() - expected).abs().max() / expected.abs().max(), 2**-7)
+        meta, _ = ops.rms_norm(x.detach().to("meta"), weight.detach().to("meta"))
+        self.assertEqual((meta.device.type, meta.shape, meta.dtype), ("meta", y.shape, y.dtype))
