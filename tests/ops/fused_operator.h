@@ -65,11 +65,12 @@ class FusedOperator : public FusedKernels<at::ScalarType> {
     return difference / (largest > 0 ? largest : 1);
   }
 
-  // Bitwise the same value and gradients on 1, 2 and 3 threads.
-  static void expect_same_on_any_threads(const Operator& f, const Inputs& operands) {
+  // Bitwise the same value and gradients on these numbers of threads.
+  static void expect_same_on_any_threads(const Operator& f, const Inputs& operands,
+                                         const std::vector<int>& numbers = {1, 2, 3}) {
     const int before = at::get_num_threads();
     std::vector<at::Tensor> first;
-    for (const int threads : {1, 2, 3}) {
+    for (const int threads : numbers) {
       at::set_num_threads(threads);
       auto result = evaluate([&](const Inputs& x) { return f(x, ops::Kernel::kFused); }, operands);
       result.gradients.push_back(result.value);
