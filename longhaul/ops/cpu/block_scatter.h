@@ -23,7 +23,8 @@ struct BlockScatter {
   // As many blocks as keep their weights in 32 MiB, but no thread without one.
   void plan(int64_t all_blocks, int64_t threads) {
     constexpr int64_t kBytes = int64_t{32} << 20;
-    blocks = kBytes / (4 * ((L + kTile) * weight_words + paired_words)) / threads * threads;
+    const int64_t words = (L + kTile) * weight_words + paired_words;  // none without a query
+    blocks = words == 0 ? threads : kBytes / (4 * words) / threads * threads;
     if (blocks < threads) blocks = threads;
     if (blocks > all_blocks) blocks = all_blocks;
   }

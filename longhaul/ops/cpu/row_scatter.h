@@ -41,7 +41,8 @@ struct RowScatter {
     // A short sequence would leave threads without a chunk.
     chunk = kChunkBytes / (4 * D) / 16 * 16;
     const int64_t most = round_up((L + 7) / 8, 16);
-    chunk = chunk < 16 ? 16 : chunk > most ? most : chunk;
+    chunk = chunk > most ? most : chunk;
+    if (chunk < 16) chunk = 16;
     if (queries > S) queries = S;
   }
 

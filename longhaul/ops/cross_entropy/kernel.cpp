@@ -11,7 +11,7 @@ using Args = longhaul_cross_entropy_args;
 
 constexpr int64_t kBlock = 2048;
 // What a row without a finite logit has as its maximum; finite, so that it can be subtracted.
-constexpr float kLowest = -3.4e38F;
+constexpr float kLowest = -3.402823466e38F;
 
 // sum over i of e^(x_i - max).
 struct Softmax {
