@@ -25,8 +25,9 @@ constexpr int64_t kTileBytes = int64_t{64} << 20;    // of logits that exist at 
 constexpr int64_t kPieceBytes = int64_t{512} << 10;  // of a product on its way to fp32 sums
 
 // As many as the tile has room for: the more, the fewer times dW is read and written.
+// bf16 counts as fp32, which a product may pass through (see ops/matmul).
 int64_t tokens_at_a_time(const Tensor& hidden_TD, int64_t V) {
-  const int64_t row_bytes = std::max<int64_t>(V, 1) * hidden_TD.element_size();
+  const int64_t row_bytes = std::max<int64_t>(V, 1) * 4;
   return std::clamp<int64_t>(kTileBytes / row_bytes, 1, std::max<int64_t>(hidden_TD.size(0), 1));
 }
 
