@@ -58,14 +58,16 @@ def strongest(goal, *arguments):
     return Peer("strongest", goal, (*arguments, "--repeats", "3"), machine.HUGE_PAGES)
 
 
-MINI_4K_PEERS = usual(30, "--repeats", "3"), strongest(10, "gathered", "--query-block", "512")
+MASKED = ("masked", "--dtype", "float32", "--query-block", "256")
+MINI_4K_PEERS = usual(30, "--repeats", "3"), strongest(10, *MASKED)
 MINI_32K_PEERS = (
     usual(100, "--query-block", "512", "--sample", "2"),
     strongest(30, "gathered", "--query-block", "512", "--sample", "4"),
 )
+# Of 24 GB the gathered latents of all queries would take 10 and their gradient as much again.
 REAL_PEERS = (
     usual(8, "--query-block", "256", "--sample", "2"),
-    strongest(2.5, "masked", "--query-block", "256"),
+    strongest(2.5, *MASKED, "--sample", "4"),
 )
 
 SHAPES = [
