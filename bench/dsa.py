@@ -1,6 +1,8 @@
-"""The core of sparse attention, and of the dense stages before it, on the CPU kernels: its share of the
-bf16 peak that a loop on registers reaches in the same process, stage by stage, its memory, and its
-speed against the eager reference operators on the same inputs. docs/benchmarks.md has the details.
+"""The core of sparse attention, and of the dense stages before it, on the CPU kernels: its share of
+the bf16 peak that a loop on registers reaches in the same process, stage by stage, its memory, and
+its speed against small operators on inputs of the same sizes: PyTorch's as usually written,
+PyTorch's at their strongest (bench/peers/dsa.py), and our own reference. docs/benchmarks.md has the
+details.
 
 Prints figures (lib/figure.py) on stdout. BENCH_REPEATS changes the effort; LONGHAUL_BENCH_DSA names
 another program than build/release/bin/bench_dsa.
@@ -28,35 +30,95 @@ NOISE = 0.95  # a figure holds from this share of its goal
 
 
 @dataclass(frozen=True)
+class Peer:
+    """PyTorch's small operators: arguments of bench/peers/dsa.py, goal for its time over ours."""
+
+    name: str
+    goal: float
+    arguments: tuple
+    environment: dict
+
+
+@dataclass(frozen=True)
 class Shape:
     name: str
     sizes: tuple  # S H C R Hi Di K
     repeats: int
     shares: tuple  # goals in percent: the stages, then all; empty: none
-    eager_ratio: float | None  # goal; None: the eager operators do not fit
     form: str = "sparse"
+    peers: tuple = ()
+    reference: bool = False  # our reference operators fit
 
+
+def usual(goal, *arguments):
+    return Peer("usual", goal, ("usual", *arguments), {})
+
+
+def strongest(goal, *arguments):
+    return Peer("strongest", goal, (*arguments, "--repeats", "3"), machine.HUGE_PAGES)
+
+
+MASKED = ("masked", "--dtype", "float32", "--query-block", "256")
+MINI_4K_PEERS = usual(30, "--repeats", "3"), strongest(10, *MASKED)
+MINI_32K_PEERS = (
+    usual(100, "--query-block", "512", "--sample", "2"),
+    strongest(30, "gathered", "--query-block", "512", "--sample", "4"),
+)
+# Of 24 GB the gathered latents of all queries would take 10 and their gradient as much again.
+REAL_PEERS = (
+    usual(8, "--query-block", "256", "--sample", "2"),
+    strongest(2.5, *MASKED, "--sample", "4"),
+)
 
 SHAPES = [
-    Shape("mini_4k", (4096, 8, 128, 32, 8, 64, 256), REPEATS, (78, 52, 52, 58), 30),
-    Shape("mini_32k", (32768, 8, 128, 32, 8, 64, 256), REPEATS, (82, 45, 36, 62), None),
-    Shape("real_head_4k", (4096, 16, 512, 64, 64, 128, 2048), min(REPEATS, 3), (91, 71, 72, 73), 8),
-    Shape("dense_mini_4k", (4096, 8, 128, 32, 8, 64, 0), REPEATS, (), None, "absorbed"),
-    Shape("dense_real_head_4k", (4096, 16, 512, 64, 64, 128, 0), 1, (), None, "absorbed"),
-    Shape("dense_expanded_4k", (4096, 16, 128, 64, 64, 128, 0), 1, (), None, "expanded"),
+    Shape(
+        "mini_4k",
+        (4096, 8, 128, 32, 8, 64, 256),
+        REPEATS,
+        (78, 52, 52, 58),
+        peers=MINI_4K_PEERS,
+        reference=True,
+    ),
+    Shape(
+        "mini_32k",
+        (32768, 8, 128, 32, 8, 64, 256),
+        REPEATS,
+        (82, 45, 36, 62),
+        peers=MINI_32K_PEERS,
+    ),
+    Shape(
+        "real_head_4k",
+        (4096, 16, 512, 64, 64, 128, 2048),
+        min(REPEATS, 3),
+        (91, 71, 72, 73),
+        peers=REAL_PEERS,
+        reference=True,
+    ),
+    Shape("dense_mini_4k", (4096, 8, 128, 32, 8, 64, 0), REPEATS, (), "absorbed"),
+    Shape("dense_real_head_4k", (4096, 16, 512, 64, 64, 128, 0), 1, (), "absorbed"),
+    Shape("dense_expanded_4k", (4096, 16, 128, 64, 64, 128, 0), 1, (), "expanded"),
 ]
 
 
-def measure(shape, implementation, repeats):
-    program = os.environ.get("LONGHAUL_BENCH_DSA", BENCH.parent / "build/release/bin/bench_dsa")
-    if not Path(program).exists():
-        sys.exit(f"error: no {program}; build it: cmake --build --preset release --target bench_dsa")
-    words = [str(program), *map(str, shape.sizes), str(repeats), implementation, shape.form]
-    environment = machine.environment(threads=2, extra=machine.PROCESS_POLICY)
-    machine.say(f"{shape.name}: {implementation}")
-    done = machine.run(words, environment)
+def run(what, command, environment):
+    machine.say(what)
+    done = machine.run(command, environment)
     machine.say(f"  others took {100 * done.others:.0f}% of the CPU")
     return json.loads(done.stdout)
+
+
+def measure(shape, implementation, repeats):
+    program = machine.built("bin/bench_dsa", "bench_dsa", "LONGHAUL_BENCH_DSA")
+    words = [str(program), *map(str, shape.sizes), str(repeats), implementation, shape.form]
+    environment = machine.environment(machine.PROCESS_POLICY)
+    return run(f"{shape.name}: {implementation}", words, environment)
+
+
+def peer_seconds(shape, peer):
+    script = [machine.peer_python(), "-W", "ignore", BENCH / "peers/dsa.py"]
+    words = [*script, *map(str, shape.sizes), *peer.arguments]
+    what = f"{shape.name}: PyTorch, {' '.join(peer.arguments)}"
+    return run(what, words, machine.environment(peer.environment))["seconds"]
 
 
 def seconds(result, stages):
@@ -78,10 +140,13 @@ def report(shape):
     print(figure.line(f"{name}.time", 1e3 * seconds(fused, stages), "ms"))
     memory = fused["memory_bytes"] / fused["io_bytes"]
     print(figure.line(f"{name}.memory_of_inputs_and_results", memory, "x"))
-    if shape.eager_ratio:
-        eager = measure(shape, "eager", 1)
-        ratio = seconds(eager, stages) / seconds(fused, stages)
-        print(figure.line(f"{name}.ratio_eager", ratio, "x", NOISE * shape.eager_ratio))
+    for peer in shape.peers:
+        ratio = peer_seconds(shape, peer) / seconds(fused, stages)
+        print(figure.line(f"{name}.ratio_{peer.name}", ratio, "x", NOISE * peer.goal))
+    if shape.reference:
+        reference = measure(shape, "eager", 1)
+        ratio = seconds(reference, stages) / seconds(fused, stages)
+        print(figure.line(f"{name}.ratio_reference", ratio, "x"))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The operators around attention on the CPU kernels: what moves memory against the bandwidth that
-PyTorch's own copies reach in the same process, and grouped products against one oneDNN product of
-the same FLOPs. docs/benchmarks.md has the details.
+PyTorch's own copies reach in the same process, grouped products against one oneDNN product of the
+same FLOPs, and the fused kernels against our own reference operators. docs/benchmarks.md has the
+details.
 
-Prints figures (lib/figure.py) on stdout. BENCH_REPEATS changes the effort; LONGHAUL_OPS_LIBRARY
-names another library than build/release/longhaul/ops/liblonghaul_ops.so.
+Prints figures (lib/figure.py) on stdout. BENCH_REPEATS changes the effort; LONGHAUL_OPS_LIBRARY and
+LONGHAUL_BENCH_OPERATORS name another library and program than those of build/release.
 """
 
 import json
@@ -17,21 +18,24 @@ sys.path.insert(0, str(BENCH / "lib"))
 import figure  # noqa: E402
 import machine  # noqa: E402
 
-LIBRARY = BENCH.parent / "build/release/longhaul/ops/liblonghaul_ops.so"
 REPEATS = int(os.environ.get("BENCH_REPEATS", 5))
 NOISE = 0.95  # a figure holds from this share of its goal
 GOALS = {"bandwidth_share": 70.0, "product_share": 85.0}
 
+# Published for the same operators on an accelerator, small ones over fused.
+REFERENCE_GOALS = {
+    "rms_norm.forward": 3.5,
+    "permute.forward": 6.3,
+    "grouped_matmul.forward": 1.29,
+}
 
-def main():
-    library = Path(os.environ.get("LONGHAUL_OPS_LIBRARY", LIBRARY))
-    if not library.exists():
-        sys.exit(
-            f"error: no {library}; build it: cmake --build --preset release --target "
-            "longhaul_ops_library"
-        )
-    python = machine.run([BENCH / "peers/setup.sh"], machine.environment(2)).stdout.strip()
-    environment = machine.environment(2, machine.PROCESS_POLICY | {"BENCH_REPEATS": str(REPEATS)})
+
+def compare_with_pytorch():
+    library = machine.built(
+        "longhaul/ops/liblonghaul_ops.so", "longhaul_ops_library", "LONGHAUL_OPS_LIBRARY"
+    )
+    python = machine.peer_python()
+    environment = machine.environment(machine.PROCESS_POLICY | {"BENCH_REPEATS": str(REPEATS)})
     command = [python, "-W", "ignore", BENCH / "peers/operators.py", library]
     done = machine.run(command, environment)
     machine.say(f"others took {done.others:.0%} of the CPU")
@@ -48,5 +52,17 @@ def main():
         )
 
 
+def compare_with_reference():
+    program = machine.built("bin/bench_operators", "bench_operators", "LONGHAUL_BENCH_OPERATORS")
+    done = machine.run([program, str(REPEATS)], machine.environment(machine.PROCESS_POLICY))
+    machine.say(f"others took {done.others:.0%} of the CPU")
+    for text in done.stdout.splitlines():
+        measured = json.loads(text)
+        name, ratio = measured["name"], measured["reference"] / measured["fused"]
+        goal = REFERENCE_GOALS.get(name)
+        print(figure.line(f"operators.{name}.ratio_reference", ratio, "x", goal and NOISE * goal))
+
+
 if __name__ == "__main__":
-    main()
+    compare_with_pytorch()
+    compare_with_reference()

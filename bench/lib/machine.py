@@ -6,6 +6,10 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+THREADS = 2
 
 # Freed memory is kept and used again: glibc's default gives it back to the system, and every use
 # faults it in anew.
@@ -35,13 +39,26 @@ FOREIGN = (
 )
 
 
-def environment(threads, extra=None):
+def environment(extra=None):
     kept = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)}
-    return kept | {"OMP_NUM_THREADS": str(threads)} | (extra or {})
+    return kept | {"OMP_NUM_THREADS": str(THREADS)} | (extra or {})
 
 
 def say(text):
     print(text, file=sys.stderr, flush=True)
+
+
+def built(path, target, variable):
+    """A file of the release build, or the one that the environment variable names instead."""
+    chosen = Path(os.environ.get(variable, ROOT / "build/release" / path))
+    if not chosen.exists():
+        sys.exit(f"error: no {chosen}; build it: scripts/build.sh release {target}")
+    return chosen
+
+
+def peer_python():
+    """The Python that runs bench/peers; installs it the first time."""
+    return run([ROOT / "bench/peers/setup.sh"], environment()).stdout.strip()
 
 
 def busy_seconds():

@@ -1,7 +1,8 @@
 """Checks the peer against the reference vectors of tests/golden: both sides are the same model.
 
-    python bench/peers/check_golden.py [tests/golden]
+    python bench/peers/check_golden.py [--compile] [tests/golden]
 
+--compile: what torch.compile makes of it instead, for one checkpoint only (minutes).
 Prints one line a comparison; exit status 1 if one is beyond its tolerance.
 """
 
@@ -70,17 +71,24 @@ def check_gradients(check, what, actual, expected):
     check.within(f"{what}: gradients without a counterpart", float(len(beyond)), 0)
 
 
-def check_variant(check, golden, variant, query_block):
-    forward = tensor_file.read(golden / f"hf_{variant}/forward.safetensors")
-    titan = tensor_file.read(golden / f"tt_{variant}/forward.safetensors")
-    expected = tensor_file.read(golden / f"hf_{variant}/grads.safetensors")
-    expected |= tensor_file.read(golden / f"tt_{variant}/indexer_grads.safetensors")
-    model = deepseek_v32.load(golden / f"hf_{variant}/checkpoint", query_block)
+def name_of(variant):
+    blocks = f", blocks of {variant.query_block}" if variant.query_block else ""
+    return blocks + (", gathered" if variant.gathered else "")
+
+
+def check_variant(check, golden, checkpoint, variant, compiled=False):
+    forward = tensor_file.read(golden / f"hf_{checkpoint}/forward.safetensors")
+    titan = tensor_file.read(golden / f"tt_{checkpoint}/forward.safetensors")
+    expected = tensor_file.read(golden / f"hf_{checkpoint}/grads.safetensors")
+    expected |= tensor_file.read(golden / f"tt_{checkpoint}/indexer_grads.safetensors")
+    model = deepseek_v32.load(golden / f"hf_{checkpoint}/checkpoint", variant)
+    if compiled:
+        deepseek_v32.compile_parts(model)
     ids = forward["input_ids"]
     (logits,), kl = model(ids)
     loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     (loss + kl.sum()).backward()
-    what = f"{variant}, blocks of {query_block}" if query_block else variant
+    what = checkpoint + name_of(variant)
     check.within(f"{what}: logits", difference(logits, forward["logits"]), LOGITS)
     check.within(f"{what}: loss", difference(loss, forward["loss"]), LOSS)
     check.within(f"{what}: KL", (kl / titan["kl_per_layer"] - 1).abs().max().item(), KL)
@@ -107,14 +115,27 @@ def check_mtp(check, golden):
     check_gradients(check, "mtp", gradients(model), expected)
 
 
+def check_all(check, golden):
+    for checkpoint in ("base", "yarn"):
+        for gathered in (None, torch.float32):
+            for query_block in (0, 10):  # 10 does not divide the 48 tokens
+                variant = deepseek_v32.Variant(query_block, gathered)
+                check_variant(check, golden, checkpoint, variant)
+    check_mtp(check, golden)
+
+
 def main():
     torch.set_num_threads(1)
-    golden = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_GOLDEN
+    compiled = "--compile" in sys.argv
+    folders = [word for word in sys.argv[1:] if word != "--compile"]
+    golden = Path(folders[0]) if folders else DEFAULT_GOLDEN
     check = Check()
-    for variant in ("base", "yarn"):
-        for query_block in (0, 10):  # 10 does not divide the 48 tokens
-            check_variant(check, golden, variant, query_block)
-    check_mtp(check, golden)
+    if compiled:
+        for gathered in (None, torch.float32):
+            variant = deepseek_v32.Variant(10, gathered)
+            check_variant(check, golden, "base", variant, compiled)
+    else:
+        check_all(check, golden)
     print(f"{check.failed} beyond their tolerance" if check.failed else "all within tolerance")
     return 1 if check.failed else 0
 

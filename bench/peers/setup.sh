@@ -5,7 +5,7 @@
 # The wheel is the CUDA build, the only one in the registry for x86. Its Python module is linked to
 # large GPU libraries that a CPU run never calls. Empty libraries of their names, and
 # binding names at the first call instead of at load time, make `import torch` work without them.
-# Of the wheel's Python dependencies only those are installed that training needs.
+# Of the wheel's Python dependencies only those are installed that training and torch.compile need.
 set -euo pipefail
 
 cache="${LONGHAUL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/longhaul}"
@@ -23,6 +23,7 @@ mkdir -p "$cache"
 "${PYTHON:-python3}" -m venv "$venv"
 "$python" -m pip install --quiet --disable-pip-version-check --no-deps \
   torch==2.11.0 typing-extensions sympy==1.14.0 mpmath==1.3.0 \
+  filelock networkx jinja2 markupsafe fsspec \
   'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cupti==13.0.*' >&2
 
 packages="$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"

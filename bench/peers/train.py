@@ -1,10 +1,10 @@
 """Trains the peer and prints one JSON line a step, with the keys of longhaul's metrics.jsonl.
 
-    python bench/peers/train.py FOLDER --steps N [--lr X] [--onednn] [--query-block N]
+    python bench/peers/train.py FOLDER --steps N [--lr X] [options, see --help]
 
-FOLDER is what make_inputs.py wrote. One row a step, fp32, the indexer's loss on, gradient norm
-clipped at 1, AdamW on every parameter, router biases updated: a whole step is timed, from reading
-the row to the loss as a number. OMP_NUM_THREADS sets the threads.
+FOLDER is what make_inputs.py wrote. One row a step, fp32 if not told otherwise, the indexer's loss
+on, gradient norm clipped at 1, AdamW on every parameter, router biases updated: a whole step is
+timed, from reading the row to the loss as a number. OMP_NUM_THREADS sets the threads.
 """
 
 import argparse
@@ -23,10 +23,14 @@ def read_rows(path):
         return [json.loads(line)["input_ids"] for line in file]
 
 
-def step(model, optimizer, row):
+def lm_loss_of(logits, ids):
+    return F.cross_entropy(logits[0, :-1], ids[0, 1:])
+
+
+def step(model, optimizer, row, loss_of):
     ids = torch.tensor(row).unsqueeze(0)
     (logits,), kl = model(ids)
-    lm_loss = F.cross_entropy(logits[0, :-1], ids[0, 1:])
+    lm_loss = loss_of(logits, ids)
     (lm_loss + kl.sum()).backward()
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for router in model.routers():
@@ -40,7 +44,7 @@ def step(model, optimizer, row):
     }
 
 
-def main():
+def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, required=True)
@@ -56,10 +60,26 @@ def main():
         default=0,
         help="attend N queries at a time, to the keys up to theirs only",
     )
-    args = parser.parse_args()
+    parser.add_argument(
+        "--gathered",
+        choices=["bfloat16", "float32"],
+        help="attend over copies of the chosen latents in this dtype instead of with a mask",
+    )
+    parser.add_argument("--compile", action="store_true", help="torch.compile")
+    parser.add_argument("--autocast", action="store_true", help="products in bf16")
+    return parser.parse_args()
+
+
+def main():
+    args = arguments()
     if args.onednn:
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"
-    model = deepseek_v32.load(args.folder, args.query_block)
+    gathered = getattr(torch, args.gathered) if args.gathered else None
+    model = deepseek_v32.load(args.folder, deepseek_v32.Variant(args.query_block, gathered))
+    loss_of = lm_loss_of
+    if args.compile:
+        deepseek_v32.compile_parts(model)
+        loss_of = torch.compile(lm_loss_of, fullgraph=True, dynamic=False)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True
     )
@@ -67,7 +87,8 @@ def main():
     for i in range(args.steps):
         row = rows[i % len(rows)]
         start = time.perf_counter()
-        values = step(model, optimizer, row)
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.autocast):
+            values = step(model, optimizer, row, loss_of)
         seconds = time.perf_counter() - start
         line = {"step": i + 1, **values, "tokens_per_second": len(row) / seconds}
         print(json.dumps(line), flush=True)

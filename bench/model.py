@@ -1,0 +1,173 @@
+"""The whole 50M model: tokens a second and memory of longhaul with all converters in bf16, against
+the same model in PyTorch as it comes (eager) and as far as we could tune it (compiled), at two
+lengths; then a length that the peers cannot run. docs/benchmarks.md has the details.
+
+Prints figures (lib/figure.py) on stdout. BENCH_ROUNDS (at least 3) changes the effort;
+LONGHAUL_BINARY names another program than build/release/bin/longhaul.
+"""
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+BENCH = Path(__file__).resolve().parent
+sys.path.insert(0, str(BENCH / "lib"))
+
+import figure  # noqa: E402
+import machine  # noqa: E402
+import training  # noqa: E402
+
+ROUNDS = max(int(os.environ.get("BENCH_ROUNDS", 3)), 3)
+JOB = BENCH / "model.toml"
+
+# One side computes in bf16, the other in fp32 or with rounded latents: the first losses, of random
+# weights on random ids, may differ by 0.2%.
+LOSS_TOLERANCE = 2e-3 * 9.01
+
+# What longhaul may take, in bytes, and how much slower than at 4,096 tokens it may be.
+MEMORY_4K, MEMORY_32K, SPEED_32K = 3e9, 8e9, 0.5
+
+LONG = training.Length(32768, steps=3, warm_up=1)
+CHECKPOINTED = ["--activation_checkpoint.mode", "full"]
+
+# All converters, but fp32: on a CPU without fast bf16 products the better choice.
+IN_FP32 = ["--training.mixed_precision_param", "float32"]
+
+# The small operators of longhaul's own reference path (the published step went from small operators
+# to fused ones at this length, too).
+REFERENCE = ["--model.converters", "[]"]
+REFERENCE_GOAL = 2.58
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    goal: float
+    arguments: list
+    environment: dict
+    steps: int
+    warm_up: int
+    rounds: int = ROUNDS
+
+
+@dataclass(frozen=True)
+class Case:
+    length: training.Length
+    peers: list
+
+
+CASES = [
+    Case(
+        training.Length(1024, steps=10, warm_up=3),
+        [
+            Peer("eager", 5.0, [], {}, 8, 2),
+            Peer(
+                "compiled",
+                2.5,
+                ["--compile", "--query-block", "256"],
+                machine.HUGE_PAGES,
+                10,
+                3,
+            ),
+        ],
+    ),
+    Case(
+        training.Length(4096, steps=5, warm_up=2),
+        [
+            Peer("eager", 20.0, [], {}, 2, 1, rounds=1),  # minutes a step
+            Peer(
+                "compiled",
+                4.0,
+                ["--compile", "--query-block", "512"],
+                machine.HUGE_PAGES,
+                5,
+                2,
+            ),
+        ],
+    ),
+]
+
+
+def measure(case, work, python):
+    """The medians of the rounds' ratios by peer, and both sides' runs."""
+    training.make_inputs(python, work, case.length)
+    ours = training.longhaul("longhaul", JOB, work, case.length)
+    sides = {
+        peer.name: training.peer(
+            peer.name,
+            python,
+            work,
+            training.Length(case.length.seq_len, peer.steps, peer.warm_up),
+            peer.arguments,
+            peer.environment,
+        )
+        for peer in case.peers
+    }
+    ratios = {peer.name: [] for peer in case.peers}
+    for index in range(ROUNDS):
+        machine.say(f"{case.length.seq_len} tokens, round {index + 1}")
+        for peer in case.peers:
+            if index >= peer.rounds:
+                continue
+            ratio = training.run_pair(ours, sides[peer.name], LOSS_TOLERANCE)
+            ratios[peer.name].append(ratio)
+    return ours, sides, {name: median(values) for name, values in ratios.items()}
+
+
+def report(case, ours, sides, ratios):
+    name = f"model.{case.length.seq_len}"
+    for peer in case.peers:
+        print(figure.line(f"{name}.ratio_{peer.name}", ratios[peer.name], "x", peer.goal))
+    training.report_speeds(name, ours, sides)
+
+
+def report_memory(name, side, limit):
+    """The limit over the peak: at least 1."""
+    peak = side.median_of("memory_peak_bytes")
+    print(figure.line(f"{name}.memory_peak", peak / 1e9, "GB"))
+    print(figure.line(f"{name}.memory_limit_over_peak", limit / peak, "x", 1.0))
+
+
+def run_in_fp32(work, length):
+    side = training.longhaul("longhaul_fp32", JOB, work, length, IN_FP32)
+    training.run_alone(side)
+    print(figure.line(f"model.{length.seq_len}.longhaul_fp32", side.speed, "tokens/s"))
+
+
+def compare_with_reference(ours, length, work):
+    """longhaul without converters, the same job otherwise."""
+    reference = training.longhaul("reference", JOB, work, length, REFERENCE)
+    ratios = [training.run_pair(ours, reference, LOSS_TOLERANCE) for _ in range(ROUNDS)]
+    name = f"model.{length.seq_len}.ratio_reference"
+    print(figure.line(name, median(ratios), "x", REFERENCE_GOAL))
+
+
+def run_long(ours_4k, work, python):
+    training.make_inputs(python, work, LONG)
+    side = training.longhaul("longhaul", JOB, work, LONG, CHECKPOINTED)
+    training.run_alone(side)
+    name = f"model.{LONG.seq_len}"
+    print(figure.line(f"{name}.longhaul", side.speed, "tokens/s"))
+    print(figure.line(f"{name}.speed_of_4096", side.speed / ours_4k.speed, "x", SPEED_32K))
+    report_memory(name, side, MEMORY_32K)
+
+
+def main():
+    python = machine.peer_python()
+    with tempfile.TemporaryDirectory(prefix="longhaul-bench-") as folder:
+        work = Path(folder)
+        for case in CASES:
+            ours, sides, ratios = measure(case, work, python)
+            report(case, ours, sides, ratios)
+            run_in_fp32(work, case.length)
+        # The last case is that of 4,096 tokens.
+        report_memory(f"model.{case.length.seq_len}", ours, MEMORY_4K)
+        compare_with_reference(ours, case.length, work)
+        run_long(ours, work, python)
+
+
+if __name__ == "__main__":
+    main()
