@@ -11,6 +11,7 @@
 #include <functional>
 #include <string>
 
+#include "longhaul/ops/cpu_allocator.h"
 #include "longhaul/ops/grouped_matmul/grouped_matmul.h"
 #include "longhaul/ops/moe_token_permute/moe_token_permute.h"
 #include "longhaul/ops/rms_norm/rms_norm.h"
@@ -83,6 +84,7 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "usage: bench_operators REPEATS\n");
     return 2;
   }
+  longhaul::ops::install_cpu_allocator();
   longhaul::run(std::stoi(argv[1]));
   return 0;
 }
