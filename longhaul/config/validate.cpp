@@ -59,6 +59,15 @@ void check_checkpoint(const JobConfig& config) {
   }
 }
 
+void check_profiling(const JobConfig& config) {
+  const auto& options = config.profiling;
+  const int64_t watched = options.profiler_warmup + options.profiler_active;
+  if (!options.enable_profiling || watched <= options.profile_freq) return;
+  fail_setting(config, "profiling.profile_freq",
+               fmt::format("{} is less than profiler_warmup + profiler_active = {}; raise it",
+                           options.profile_freq, watched));
+}
+
 // The warm-up stage trains the indexer alone, so a frozen indexer leaves nothing to train.
 void check_dsa(const JobConfig& config) {
   if (config.dsa.stage == "dense_warmup" && !config.dsa.train_indexer) {
@@ -97,6 +106,7 @@ void validate(const JobConfig& config) {
   }
   check_batch(config);
   check_checkpoint(config);
+  check_profiling(config);
   check_dsa(config);
 }
 

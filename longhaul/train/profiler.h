@@ -28,7 +28,7 @@ struct OperatorTime {
 
 struct StepProfile {
   std::vector<OperatorTime> operators;  // the longest first
-  double seconds = 0;                   // of all recorded steps
+  double seconds = 0;  // from the first recorded step's begin to the last one's end
   int64_t steps = 0;
 };
 
@@ -43,7 +43,6 @@ double measure_host_seconds(const JobConfig& config, const ResolvedModel& resolv
 
 class Profiler {
  public:
-  // UserError if recording and warm-up take more than a cycle of profile_freq steps.
   explicit Profiler(const JobConfig& config);
   ~Profiler();
 
@@ -62,9 +61,8 @@ class Profiler {
   const JobConfig& config_;
   State state_ = State::kOff;
   at::DeviceType device_ = at::kCPU;
-  double seconds_ = 0;
   int64_t steps_ = 0;
-  std::chrono::steady_clock::time_point began_;
+  std::chrono::steady_clock::time_point began_;  // the recording
 };
 
 }  // namespace longhaul::train

@@ -59,8 +59,7 @@ TEST(Profiler, LeavesATraceACycleAndTheLossesAsTheyAre) {
 
 TEST(Profiler, RefusesACycleThatIsTooShort) {
   const GoldenJob job = golden_job();
-  const auto config = job.config(eight_steps("2"));
-  EXPECT_THROW(train::Profiler{config}, UserError);
+  EXPECT_THROW(job.config(eight_steps("2")), UserError);
 }
 
 TEST(Profiler, TheTableAddsUp) {

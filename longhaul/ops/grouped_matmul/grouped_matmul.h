@@ -13,7 +13,7 @@
 namespace longhaul::ops {
 
 // Fused: fp32 and bf16 on the CPU, N and K multiples of 32; each group's matrix is packed once for
-// all of its rows, and nothing is made anew for a new number of rows.
+// up to 1,024 of its rows, and nothing is made anew for a new number of rows.
 at::Tensor grouped_matmul(const at::Tensor& x_MK, const at::Tensor& weight_ENK,
                           const at::Tensor& counts_E, Kernel kernel = Kernel::kReference);
 
