@@ -84,6 +84,9 @@ std::string Commands::check(const std::string& command) const {
   if (::access((kSource / path).c_str(), X_OK) != 0)
     return path + " is not there or not executable";
   std::istringstream names(match[2]);
+  if (std::string preset; path == "scripts/build.sh" && names >> preset) {
+    return check_preset("--preset " + preset);  // targets follow
+  }
   for (std::string name; names >> name;) {
     const auto file = path == "scripts/bench.sh" ? "bench/" + name + ".py" : name;
     if (!fs::exists(kSource / file)) return file + " is not there";
