@@ -1,10 +1,10 @@
 // Times the core of DeepSeek Sparse Attention, stage by stage, at one shape in bf16, and prints one
 // JSON object: seconds (medians), FLOPs, the peak of a loop on registers, bytes. bench/dsa.py calls
 // it:
-//   bench_dsa S H C R Hi Di K REPEATS fused|eager sparse|absorbed|expanded
-// eager: the reference operators, small ones of ATen in fp32 on the bf16 inputs. absorbed,
-// expanded: the dense warm-up instead, K is not used; expanded has keys of C + R and values of C
-// for each head.
+//   bench_dsa S H C R Hi Di K REPEATS fused|eager FORM
+// eager: the reference operators, small ones of ATen in fp32 on the bf16 inputs. FORM: sparse and
+// sparse_expanded, or absorbed and expanded: the dense warm-up instead, K is not used. The expanded
+// ones have keys of C + R and values of C for each head.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -31,8 +31,8 @@ struct Shape {
   int64_t S, H, C, R, Hi, Di, K;
   std::string form;
 
-  bool sparse() const { return form == "sparse"; }
-  bool expanded() const { return form == "expanded"; }
+  bool sparse() const { return form.starts_with("sparse"); }
+  bool expanded() const { return form.ends_with("expanded"); }
 };
 
 struct Inputs {
@@ -73,6 +73,17 @@ ops::IndexerInputs index_leaves(const Inputs& in) {
   return {leaf(in.index_query), leaf(in.index_key), leaf(in.index_weights)};
 }
 
+// Query, key and, if expanded, value.
+std::vector<Tensor> attention_leaves(const Inputs& in) {
+  std::vector<Tensor> leaves = {leaf(in.query), leaf(in.key)};
+  if (in.value.defined()) leaves.push_back(leaf(in.value));
+  return leaves;
+}
+
+Tensor value_of(const std::vector<Tensor>& leaves) {
+  return leaves.size() > 2 ? leaves[2] : Tensor();
+}
+
 void differentiate(const Tensor& loss, const ops::IndexerInputs& in) {
   torch::autograd::grad({loss}, {in.query_BSHD, in.key_BSD, in.weights_BSH});
 }
@@ -95,13 +106,14 @@ void run_sparse(const Shape& s, const Inputs& in, ops::Kernel kernel, std::vecto
     selection = ops::lightning_indexer(in.index_query, in.index_key, in.index_weights, in.doc_start,
                                        s.K, kernel);
   }));
-  const std::vector<Tensor> leaves = {leaf(in.query), leaf(in.key)};
+  const auto leaves = attention_leaves(in);
   const auto indexer = index_leaves(in);
   auto with_sum = options(s, kernel);
   with_sum.return_head_sum = true;
   ops::AttentionResult result;
   stages[1].seconds.push_back(seconds_of([&] {
-    result = ops::sparse_flash_attention(leaves[0], leaves[1], {}, selection.indices_BSK, with_sum);
+    result = ops::sparse_flash_attention(leaves[0], leaves[1], value_of(leaves),
+                                         selection.indices_BSK, with_sum);
   }));
   stages[2].seconds.push_back(seconds_of([&] {
     const Tensor loss = ops::sparse_indexer_kl_loss(indexer, selection.indices_BSK, result.head_sum,
@@ -113,15 +125,14 @@ void run_sparse(const Shape& s, const Inputs& in, ops::Kernel kernel, std::vecto
 
 // Attention; its backward; the loss of the warm-up with its gradients, which makes the head sum.
 void run_dense(const Shape& s, const Inputs& in, ops::Kernel kernel, std::vector<Stage>& stages) {
-  std::vector<Tensor> leaves = {leaf(in.query), leaf(in.key)};
-  if (in.value.defined()) leaves.push_back(leaf(in.value));
+  const auto leaves = attention_leaves(in);
   const auto indexer = index_leaves(in);
   auto with_statistics = options(s, kernel);
   with_statistics.return_statistics = true;
   ops::AttentionResult result;
   stages[0].seconds.push_back(seconds_of([&] {
-    result = ops::flash_attention(leaves[0], leaves[1], in.value.defined() ? leaves[2] : Tensor(),
-                                  in.doc_start, with_statistics);
+    result =
+        ops::flash_attention(leaves[0], leaves[1], value_of(leaves), in.doc_start, with_statistics);
   }));
   stages[1].seconds.push_back(
       seconds_of([&] { torch::autograd::grad({result.out_BSHV}, leaves, {in.d_out}); }));
@@ -189,7 +200,8 @@ int run(const Shape& s, int repeats, ops::Kernel kernel) {
 int main(int argc, char** argv) {
   if (argc != 11) {
     fmt::print(stderr,
-               "usage: bench_dsa S H C R Hi Di K REPEATS fused|eager sparse|absorbed|expanded\n");
+               "usage: bench_dsa S H C R Hi Di K REPEATS fused|eager "
+               "sparse|sparse_expanded|absorbed|expanded\n");
     return 2;
   }
   longhaul::ops::install_cpu_allocator();

@@ -23,6 +23,7 @@ import machine  # noqa: E402
 REPEATS = int(os.environ.get("BENCH_REPEATS", 5))
 STAGES = {
     "sparse": ("select", "attend", "backward"),
+    "sparse_expanded": ("select", "attend", "backward"),
     "absorbed": ("attend", "backward", "loss"),  # dense attention in these two
     "expanded": ("attend", "backward", "loss"),
 }
@@ -96,6 +97,7 @@ SHAPES = [
         peers=REAL_PEERS,
         reference=True,
     ),
+    Shape("expanded_4k", (4096, 16, 128, 64, 64, 128, 2048), 1, (), "sparse_expanded"),
     Shape("dense_mini_4k", (4096, 8, 128, 32, 8, 64, 0), REPEATS, (), "absorbed"),
     Shape("dense_real_head_4k", (4096, 16, 512, 64, 64, 128, 0), 1, (), "absorbed"),
     Shape("dense_expanded_4k", (4096, 16, 128, 64, 64, 128, 0), 1, (), "expanded"),

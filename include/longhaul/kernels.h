@@ -92,6 +92,42 @@ size_t longhaul_sparse_attention_grad_workspace(const longhaul_sparse_attention_
 const char* longhaul_sparse_attention_grad(const longhaul_sparse_attention_grad_args* args,
                                            void* workspace);
 
+/* The same with keys and values for each head (expanded MLA); V may be larger than D. Rows of keys
+ * and values are a stride apart, H of them a key. */
+typedef struct longhaul_sparse_attention_expanded_args {
+  longhaul_dtype dtype; /* of query, key, value and out */
+  int64_t B, S, L, H, D, V, K;
+  int64_t key_stride, value_stride; /* from a head's row to the next */
+  float scale;
+  const void* query;      /* [B, S, H, D] */
+  const void* key;        /* [B, L, H, D] */
+  const void* value;      /* [B, L, H, V] */
+  const int32_t* indices; /* [B, S, K], for all heads */
+  void* out;              /* [B, S, H, V] */
+  float* softmax_max;     /* [B, S, H], natural base; 0 without a key */
+  float* softmax_sum;     /* [B, S, H]; 0 without a key */
+  float* head_sum;        /* [B, S, K] or null: the sum over heads of the probabilities */
+} longhaul_sparse_attention_expanded_args;
+
+size_t longhaul_sparse_attention_expanded_workspace(
+    const longhaul_sparse_attention_expanded_args* args);
+const char* longhaul_sparse_attention_expanded(const longhaul_sparse_attention_expanded_args* args,
+                                               void* workspace);
+
+typedef struct longhaul_sparse_attention_expanded_grad_args {
+  longhaul_sparse_attention_expanded_args
+      forward;       /* as it was called, with its results; head_sum is unused */
+  const void* d_out; /* [B, S, H, V] */
+  void* d_query;     /* out [B, S, H, D] */
+  void* d_key;       /* out [B, L, H, D] */
+  void* d_value;     /* out [B, L, H, V] */
+} longhaul_sparse_attention_expanded_grad_args;
+
+size_t longhaul_sparse_attention_expanded_grad_workspace(
+    const longhaul_sparse_attention_expanded_grad_args* args);
+const char* longhaul_sparse_attention_expanded_grad(
+    const longhaul_sparse_attention_expanded_grad_args* args, void* workspace);
+
 /* Attention over all keys that a query sees. key_heads is 1 (all heads share a row of keys, as in
  * absorbed MLA) or H. D and V are multiples of 32. */
 typedef struct longhaul_flash_attention_args {

@@ -13,13 +13,6 @@ std::string dtype_unmet(const Properties& properties) {
          "reference operators)";
 }
 
-std::string dsa_unmet(const Properties& properties) {
-  if (properties.sparse_attention && !properties.absorbed_mla) {
-    return "model.mla_form = \"absorbed\" with dsa.stage = \"sparse\"";
-  }
-  return dtype_unmet(properties);
-}
-
 std::string without_prefix(const std::string& name) {
   return name.starts_with("npu_") ? name.substr(4) : name;
 }
@@ -42,7 +35,7 @@ const std::vector<Converter>& registry() {
       {.name = "dsa",
        .operation = "dsa",
        .replaces = "indexer scores and top-k, sparse and dense attention, the indexer's loss",
-       .unmet = dsa_unmet},
+       .unmet = dtype_unmet},
       {.name = "rms_norm", .operation = "rms_norm", .replaces = "RMSNorm", .unmet = dtype_unmet},
       {.name = "rope",
        .operation = "rope",

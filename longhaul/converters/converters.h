@@ -14,8 +14,6 @@ namespace longhaul::converters {
 // What a converter may ask of the job.
 struct Properties {
   at::ScalarType compute_dtype = at::kFloat;
-  bool absorbed_mla = true;
-  bool sparse_attention = true;  // else dense: no indexer, or one that warms up
 };
 
 struct Converter {

@@ -41,11 +41,7 @@ void set_determinism(const JobConfig& config) {
 }
 
 converters::Properties converter_properties(const JobConfig& config) {
-  const auto settings = model_settings(config, at::kCPU);
-  const bool has_indexer = config.model.name != "deepseek_v3";
-  return {.compute_dtype = settings.compute_dtype,
-          .absorbed_mla = settings.mla_form == deepseek_v3::MlaForm::kAbsorbed,
-          .sparse_attention = has_indexer && settings.stage == deepseek_v3::IndexerStage::kSparse};
+  return {.compute_dtype = model_settings(config, at::kCPU).compute_dtype};
 }
 
 void apply_converters(const JobConfig& config, nn::Module& model) {

@@ -100,9 +100,9 @@ TEST_F(TrainCommand, ConvertersTrainTheSameModel) {
   }
 }
 
-// Dense attention has fused kernels in both forms; a model without an indexer too.
-TEST_F(TrainCommand, ConvertersTrainTheSameModelInTheDenseStages) {
-  for (const std::string stage : {"dense_warmup", "off"}) {
+// Every stage has fused attention in both forms; a model without an indexer too.
+TEST_F(TrainCommand, ConvertersTrainTheSameModelInEveryStage) {
+  for (const std::string stage : {"sparse", "dense_warmup", "off"}) {
     const auto folder = [&](const std::string& name) { return stage + "_" + name; };
     const auto run_as = [&](const std::string& name, Words words) {
       for (const auto& word : {std::string("--dsa.stage"), stage, std::string("--job.dump_folder"),
@@ -137,8 +137,7 @@ TEST_F(TrainCommand, ConvertersThatCannotBeApplied) {
     words.insert(words.end(), more.begin(), more.end());
     expect_user_error(train_only(words), {"model.converters: converter 'dsa' ", part});
   };
-  refused({"--model.mla_form", "expanded"}, "needs model.mla_form = \"absorbed\"");
-  refused({"--training.dtype", "float64"}, "float32 or bfloat16");
+  refused({"--training.dtype", "float64"}, "needs a compute dtype of float32 or bfloat16");
   expect_user_error(train_only({"--model.converters", "rms_norm", "--training.dtype", "float64"}),
                     {"model.converters: converter 'rms_norm' needs a compute dtype of float32"});
   expect_user_error(train_only({"--model.converters", "quantize.linear.float8"}),
@@ -147,8 +146,8 @@ TEST_F(TrainCommand, ConvertersThatCannotBeApplied) {
                     {"converter 'npu_dsa' claims what another one in the list has already"});
   // The check without training says the same.
   expect_user_error(run({"config", "check", "job.toml", "--model.converters", "dsa",
-                         "--model.mla_form", "expanded"}),
-                    {"model.converters: converter 'dsa' needs model.mla_form"});
+                         "--training.dtype", "float64"}),
+                    {"model.converters: converter 'dsa' needs a compute dtype of float32"});
 }
 
 TEST_F(TrainCommand, AModelThatDoesNotFitIsRefusedAtOnce) {

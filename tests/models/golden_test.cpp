@@ -233,6 +233,7 @@ INSTANTIATE_TEST_SUITE_P(
     Alone, Golden,
     ::testing::Combine(::testing::Values("base", "yarn"),
                        ::testing::Values(Path{"Dsa", v3::MlaForm::kAbsorbed, "dsa"},
+                                         Path{"DsaExpanded", v3::MlaForm::kExpanded, "dsa"},
                                          Path{"RmsNorm", v3::MlaForm::kAbsorbed, "rms_norm"},
                                          Path{"Rope", v3::MlaForm::kAbsorbed, "rope"},
                                          Path{"Permute", v3::MlaForm::kAbsorbed, "permute"},

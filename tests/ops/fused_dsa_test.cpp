@@ -43,6 +43,11 @@ struct Inputs4 {
   at::Tensor query, key, index_query, index_key, index_weights, starts;
 };
 
+// How the attention gets its keys and values: shared by the heads, the first C columns of the keys
+// being the values; or each head's own, values of C columns, or of C + 2R between other columns.
+enum class Form { kAbsorbed, kExpanded, kExpandedView };
+constexpr Form kForms[] = {Form::kAbsorbed, Form::kExpanded, Form::kExpandedView};
+
 class FusedDsa : public FusedKernels<at::ScalarType> {
  protected:
   static at::ScalarType dtype() { return GetParam(); }
@@ -56,6 +61,16 @@ class FusedDsa : public FusedKernels<at::ScalarType> {
     return {normal({B, S, c.H, D}, 1, 1, dtype()),     normal({B, S, D}, 2, 1, dtype()),
             normal({B, S, c.Hi, c.Di}, 3, 1, dtype()), normal({B, S, c.Di}, 4, 1, dtype()),
             normal({B, S, c.Hi}, 5, 0.3, at::kFloat),  starts};
+  }
+
+  // Query, key and, if expanded, value.
+  static Inputs attention_operands(const Case& c, const Inputs4& in, Form form) {
+    if (form == Form::kAbsorbed) return {in.query, in.key};
+    const int64_t B = in.query.size(0), S = in.query.size(1);
+    const auto key = normal({B, S, c.H, c.C + c.R}, 2, 1, dtype());
+    if (form == Form::kExpanded) return {in.query, key, normal({B, S, c.H, c.C}, 12, 1, dtype())};
+    const int64_t V = c.C + 2 * c.R;
+    return {in.query, key, normal({B, S, c.H, V + 9}, 12, 1, dtype()).narrow(3, 5, V)};
   }
 
   // Random visible keys, -1 in the middle of rows too.
@@ -82,28 +97,62 @@ ops::AttentionOptions options(const Case& c, Kernel kernel) {
           .kernel = kernel};
 }
 
+ops::AttentionResult attend(const Inputs& x, const at::Tensor& chosen,
+                            const ops::AttentionOptions& options) {
+  return ops::sparse_flash_attention(x[0], x[1], x.size() > 2 ? x[2] : at::Tensor(), chosen,
+                                     options);
+}
+
+// The operands in that dtype.
+Inputs as_leaves(const Inputs& operands, at::ScalarType type) {
+  Inputs leaves;
+  for (const auto& x : operands) leaves.push_back(x.detach().to(type).set_requires_grad(true));
+  return leaves;
+}
+
 TEST_P(FusedDsa, AttentionAndItsGradients) {
   for (const auto& c : kCases) {
-    const auto in = inputs(c);
-    const auto chosen = indices(in.starts, c.K);
-    const auto d_out = normal({in.query.size(0), in.query.size(1), c.H, c.C}, 8, 1, dtype());
-    const auto run = [&](at::ScalarType type, Kernel kernel) {
-      Inputs leaves = {in.query.to(type).set_requires_grad(true),
-                       in.key.to(type).set_requires_grad(true)};
-      const auto result =
-          ops::sparse_flash_attention(leaves[0], leaves[1], {}, chosen, options(c, kernel));
-      auto grads = torch::autograd::grad({(result.out_BSHV * d_out.to(type)).sum()}, leaves);
-      return std::make_pair(result, grads);
-    };
-    const auto [expected, d_expected] = run(at::kDouble, Kernel::kReference);
-    const auto [actual, d_actual] = run(dtype(), Kernel::kFused);
-    EXPECT_EQ(actual.out_BSHV.scalar_type(), dtype());
-    EXPECT_LT(frobenius(actual.out_BSHV, expected.out_BSHV), limit()) << c.name;
-    EXPECT_LT(frobenius(actual.softmax_max, expected.softmax_max), 2e-6) << c.name;
-    EXPECT_LT(frobenius(actual.softmax_sum, expected.softmax_sum), 3e-6) << c.name;
-    EXPECT_LT(frobenius(actual.head_sum, expected.head_sum), 3e-6) << c.name;
-    EXPECT_LT(frobenius(d_actual[0], d_expected[0]), limit()) << c.name << " query";
-    EXPECT_LT(frobenius(d_actual[1], d_expected[1]), limit()) << c.name << " key";
+    for (const Form form : kForms) {
+      SCOPED_TRACE(::testing::Message() << c.name << ", form " << static_cast<int>(form));
+      const auto in = inputs(c);
+      const auto operands = attention_operands(c, in, form);
+      const auto chosen = indices(in.starts, c.K);
+      const auto run = [&](at::ScalarType type, Kernel kernel) {
+        const Inputs leaves = as_leaves(operands, type);
+        const auto result = attend(leaves, chosen, options(c, kernel));
+        const auto d_out = normal(result.out_BSHV.sizes(), 8, 1, dtype()).to(type);
+        auto grads = torch::autograd::grad({(result.out_BSHV * d_out).sum()}, leaves);
+        return std::make_pair(result, grads);
+      };
+      const auto [expected, d_expected] = run(at::kDouble, Kernel::kReference);
+      const auto [actual, d_actual] = run(dtype(), Kernel::kFused);
+      EXPECT_EQ(actual.out_BSHV.scalar_type(), dtype());
+      EXPECT_LT(frobenius(actual.out_BSHV, expected.out_BSHV), limit());
+      EXPECT_LT(frobenius(actual.softmax_max, expected.softmax_max), 2e-6);
+      EXPECT_LT(frobenius(actual.softmax_sum, expected.softmax_sum), 3e-6);
+      EXPECT_LT(frobenius(actual.head_sum, expected.head_sum), 3e-6);
+      for (size_t i = 0; i < operands.size(); ++i) {
+        EXPECT_LT(frobenius(d_actual[i], d_expected[i]), limit()) << "gradient " << i;
+      }
+    }
+  }
+}
+
+TEST_P(FusedDsa, AttentionOnMetaTensorsHasTheSizes) {
+  const Case c{"", {{7, 5}}, 3, 21, 6, 5, 1, 32};
+  const auto in = inputs(c);
+  const auto chosen = indices(in.starts, c.K);
+  for (const Form form : kForms) {
+    const auto operands = attention_operands(c, in, form);
+    const auto expected = attend(operands, chosen, options(c, Kernel::kReference));
+    Inputs leaves;
+    for (const auto& x : operands) leaves.push_back(x.to(at::kMeta).set_requires_grad(true));
+    const auto actual = attend(leaves, chosen.to(at::kMeta), options(c, Kernel::kFused));
+    EXPECT_EQ(actual.out_BSHV.sizes(), expected.out_BSHV.sizes());
+    EXPECT_EQ(actual.softmax_sum.sizes(), expected.softmax_sum.sizes());
+    EXPECT_EQ(actual.head_sum.sizes(), expected.head_sum.sizes());
+    const auto grads = torch::autograd::grad({actual.out_BSHV.sum()}, leaves);
+    for (size_t i = 0; i < leaves.size(); ++i) EXPECT_EQ(grads[i].sizes(), operands[i].sizes());
   }
 }
 
@@ -254,12 +303,16 @@ TEST_P(FusedDsa, LargeLogitsStayFinite) {
   const Case c{"", {{60}}, 8, 32, 32, 20, 8, 32};
   const auto in = inputs(c);
   const auto chosen = indices(in.starts, c.K);
-  Inputs leaves = {(in.query * 1000).set_requires_grad(true), in.key.set_requires_grad(true)};
-  const auto result =
-      ops::sparse_flash_attention(leaves[0], leaves[1], {}, chosen, options(c, Kernel::kFused));
-  const auto grads = torch::autograd::grad({result.out_BSHV.sum()}, leaves);
-  EXPECT_TRUE(result.out_BSHV.isfinite().all().item<bool>());
-  for (const auto& grad : grads) EXPECT_TRUE(grad.isfinite().all().item<bool>());
+  ops::AttentionResult result;
+  for (const Form form : kForms) {
+    auto operands = attention_operands(c, in, form);
+    operands[0] = operands[0] * 1000;
+    const Inputs leaves = as_leaves(operands, dtype());
+    result = attend(leaves, chosen, options(c, Kernel::kFused));
+    const auto grads = torch::autograd::grad({result.out_BSHV.sum()}, leaves);
+    EXPECT_TRUE(result.out_BSHV.isfinite().all().item<bool>());
+    for (const auto& grad : grads) EXPECT_TRUE(grad.isfinite().all().item<bool>());
+  }
   Inputs index = {(in.index_query * 1000).set_requires_grad(true)};
   const auto loss = ops::sparse_indexer_kl_loss({index[0], in.index_key, in.index_weights}, chosen,
                                                 result.head_sum, Kernel::kFused);
@@ -292,6 +345,15 @@ TEST_P(FusedDsa, ThreadsDoNotChangeABit) {
                           result.head_sum, loss.detach()}) {
       all.push_back(x);
     }
+    const Inputs expanded = as_leaves(attention_operands(c, in, Form::kExpanded), dtype());
+    const auto by_head = attend(expanded, chosen.indices_BSK, options(c, Kernel::kFused));
+    for (const auto& x :
+         torch::autograd::grad({by_head.out_BSHV.to(at::kFloat).square().sum()}, expanded)) {
+      all.push_back(x);
+    }
+    for (const auto& x : {by_head.out_BSHV.detach(), by_head.softmax_sum, by_head.head_sum}) {
+      all.push_back(x);
+    }
     if (first.empty()) first = all;
     for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(at::equal(all[i], first[i])) << i;
   }
@@ -302,10 +364,13 @@ TEST_P(FusedDsa, BadIndicesAreAnError) {
   const Case c{"", {{5}}, 2, 32, 32, 2, 2, 32};
   const auto in = inputs(c);
   const auto wrong = at::full({1, 5, 2}, 5, at::kInt);
-  EXPECT_NE(message_of([&] {
-              ops::sparse_flash_attention(in.query, in.key, {}, wrong, options(c, Kernel::kFused));
-            }).find("sparse_flash_attention: an index is outside -1 .. L - 1"),
-            std::string::npos);
+  for (const Form form : kForms) {
+    const auto operands = attention_operands(c, in, form);
+    EXPECT_NE(message_of([&] {
+                attend(operands, wrong, options(c, Kernel::kFused));
+              }).find("sparse_flash_attention: an index is outside -1 .. L - 1"),
+              std::string::npos);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, FusedDsa, ::testing::Values(at::kFloat, at::kBFloat16));

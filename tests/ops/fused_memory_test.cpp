@@ -37,6 +37,42 @@ void run_attention(const Shape& s, Arrays& arrays) {
   arrays.run(longhaul_sparse_attention_grad, longhaul_sparse_attention_grad_workspace, args);
 }
 
+// Rows of keys and values apart by a few elements or none; values may be wider than keys.
+void run_expanded_attention(const Shape& s, Arrays& arrays) {
+  const int64_t rows = s.B * s.S, keys = s.B * s.L * s.H;
+  const int64_t D = arrays.random()() % 2 ? s.D : s.V, V = D == s.D ? s.V : s.D;
+  const int64_t key_stride = D + 2 * static_cast<int64_t>(arrays.random()() % 3);
+  const int64_t value_stride = V + 2 * static_cast<int64_t>(arrays.random()() % 3);
+  longhaul_sparse_attention_expanded_grad_args args = {};
+  auto& a = args.forward;
+  a = {.dtype = s.dtype,
+       .B = s.B,
+       .S = s.S,
+       .L = s.L,
+       .H = s.H,
+       .D = D,
+       .V = V,
+       .K = s.K,
+       .key_stride = key_stride,
+       .value_stride = value_stride,
+       .scale = 0.2F,
+       .query = arrays.numbers(s.dtype, rows * s.H * D),
+       .key = arrays.numbers(s.dtype, (keys - 1) * key_stride + D),
+       .value = arrays.numbers(s.dtype, (keys - 1) * value_stride + V),
+       .indices = arrays.indices(rows, s.K, s.L),
+       .out = arrays.result(s.dtype, rows * s.H * V),
+       .softmax_max = arrays.result_floats(rows * s.H),
+       .softmax_sum = arrays.result_floats(rows * s.H),
+       .head_sum = arrays.random()() % 2 ? arrays.result_floats(rows * s.K) : nullptr};
+  args.d_out = arrays.numbers(s.dtype, rows * s.H * V);
+  args.d_query = arrays.result(s.dtype, rows * s.H * D);
+  args.d_key = arrays.result(s.dtype, keys * D);
+  args.d_value = arrays.result(s.dtype, keys * V);
+  arrays.run(longhaul_sparse_attention_expanded, longhaul_sparse_attention_expanded_workspace, a);
+  arrays.run(longhaul_sparse_attention_expanded_grad,
+             longhaul_sparse_attention_expanded_grad_workspace, args);
+}
+
 // Each query sees some run of keys, or none.
 struct Visible {
   std::vector<int64_t> first, last;
@@ -209,8 +245,9 @@ class FusedMemory : public FusedKernels<RunFunction> {};
 TEST_P(FusedMemory, RandomShapesAndIndices) { run_at_random_shapes(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, FusedMemory,
-                         ::testing::Values(run_attention, run_loss, run_indexer, run_indexer_grad,
-                                           run_dense_attention, run_dense_loss));
+                         ::testing::Values(run_attention, run_expanded_attention, run_loss,
+                                           run_indexer, run_indexer_grad, run_dense_attention,
+                                           run_dense_loss));
 
 }  // namespace
 }  // namespace longhaul::testing

@@ -72,6 +72,16 @@ const char* check_shape(const longhaul_sparse_attention_args& a) {
   return nullptr;
 }
 
+const char* check_shape(const longhaul_sparse_attention_expanded_args& a) {
+  if (const char* wrong = check_attention(a.B, a.S, a.L, a.H, a.D, a.K)) return wrong;
+  if (a.D % 32 != 0 || a.V % 32 != 0) return "D and V must be multiples of 32";
+  if (a.V < 1) return "V must be at least 1";
+  if (a.key_stride < a.D || a.value_stride < a.V) {
+    return "key_stride and value_stride must be at least D and V";
+  }
+  return nullptr;
+}
+
 const char* check_shape(const longhaul_flash_attention_args& a) {
   if (const char* wrong = check_attention(a.B, a.S, a.L, a.H, a.D, 1)) return wrong;
   if (a.D % 32 != 0 || a.V % 32 != 0) return "D and V must be multiples of 32";
@@ -217,6 +227,10 @@ const char* check_shape(const longhaul_sparse_attention_grad_args& a) {
   return check_shape(a.forward);
 }
 
+const char* check_shape(const longhaul_sparse_attention_expanded_grad_args& a) {
+  return check_shape(a.forward);
+}
+
 const char* check_shape(const longhaul_moe_gating_top_k_grad_args& a) {
   return check_shape(a.forward);
 }
@@ -342,6 +356,30 @@ const char* longhaul_sparse_attention_grad(const longhaul_sparse_attention_grad_
                                            void* workspace) {
   if (const char* wrong = check(*args)) return wrong;
   kernels().sparse_attention_grad(*args, workspace);
+  return nullptr;
+}
+
+size_t longhaul_sparse_attention_expanded_workspace(
+    const longhaul_sparse_attention_expanded_args* args) {
+  return bytes_of(*args, kernels().sparse_attention_expanded_workspace);
+}
+
+const char* longhaul_sparse_attention_expanded(const longhaul_sparse_attention_expanded_args* args,
+                                               void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().sparse_attention_expanded(*args, workspace);
+  return nullptr;
+}
+
+size_t longhaul_sparse_attention_expanded_grad_workspace(
+    const longhaul_sparse_attention_expanded_grad_args* args) {
+  return bytes_of(*args, kernels().sparse_attention_expanded_grad_workspace);
+}
+
+const char* longhaul_sparse_attention_expanded_grad(
+    const longhaul_sparse_attention_expanded_grad_args* args, void* workspace) {
+  if (const char* wrong = check(*args)) return wrong;
+  kernels().sparse_attention_expanded_grad(*args, workspace);
   return nullptr;
 }
 

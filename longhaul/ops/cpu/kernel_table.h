@@ -18,6 +18,12 @@ struct KernelTable {
   void (*sparse_attention_head_sum)(const longhaul_sparse_attention_args&, void*);
   size_t (*sparse_attention_grad_workspace)(const longhaul_sparse_attention_grad_args&);
   void (*sparse_attention_grad)(const longhaul_sparse_attention_grad_args&, void*);
+  size_t (*sparse_attention_expanded_workspace)(const longhaul_sparse_attention_expanded_args&);
+  void (*sparse_attention_expanded)(const longhaul_sparse_attention_expanded_args&, void*);
+  size_t (*sparse_attention_expanded_grad_workspace)(
+      const longhaul_sparse_attention_expanded_grad_args&);
+  void (*sparse_attention_expanded_grad)(const longhaul_sparse_attention_expanded_grad_args&,
+                                         void*);
   size_t (*flash_attention_workspace)(const longhaul_flash_attention_args&);
   void (*flash_attention)(const longhaul_flash_attention_args&, void*);
   size_t (*flash_attention_grad_workspace)(const longhaul_flash_attention_grad_args&);
@@ -64,6 +70,12 @@ size_t sparse_attention_head_sum_workspace(const longhaul_sparse_attention_args&
 void sparse_attention_head_sum(const longhaul_sparse_attention_args&, void* workspace);
 size_t sparse_attention_grad_workspace(const longhaul_sparse_attention_grad_args&);
 void sparse_attention_grad(const longhaul_sparse_attention_grad_args&, void* workspace);
+size_t sparse_attention_expanded_workspace(const longhaul_sparse_attention_expanded_args&);
+void sparse_attention_expanded(const longhaul_sparse_attention_expanded_args&, void* workspace);
+size_t sparse_attention_expanded_grad_workspace(
+    const longhaul_sparse_attention_expanded_grad_args&);
+void sparse_attention_expanded_grad(const longhaul_sparse_attention_expanded_grad_args&,
+                                    void* workspace);
 size_t flash_attention_workspace(const longhaul_flash_attention_args&);
 void flash_attention(const longhaul_flash_attention_args&, void* workspace);
 size_t flash_attention_grad_workspace(const longhaul_flash_attention_grad_args&);

@@ -111,13 +111,120 @@ struct SparseAttention : torch::autograd::Function<SparseAttention> {
   }
 };
 
-AttentionResult fused(const Tensor& query, const Tensor& key, const Tensor& indices,
-                      const AttentionOptions& options) {
+// Keys or values of each head as rows a stride apart, padded; a copy only where it must be.
+Tensor head_rows(const Tensor& x_BLHD) {
+  const int64_t D = x_BLHD.size(3);
+  const Tensor x = D % kColumns == 0 ? x_BLHD : pad_last(x_BLHD, kColumns);
+  return as_rows(x, {x.size(0) * x.size(1) * x.size(2), x.size(3)});
+}
+
+// The kernels' view of the operands of expanded attention; holds what it points at.
+struct ExpandedOperands {
+  Tensor query_BSHD, key_rows, value_rows, indices_BSK;
+  longhaul_sparse_attention_expanded_args args;
+
+  ExpandedOperands(const Tensor& query, const Tensor& key, const Tensor& value,
+                   const Tensor& indices, double scale)
+      : query_BSHD(pad_last(query, kColumns)),
+        key_rows(head_rows(key)),
+        value_rows(head_rows(value)),
+        indices_BSK(indices.to(at::kInt).contiguous()),
+        args{.dtype = kernel_dtype(query),
+             .B = query.size(0),
+             .S = query.size(1),
+             .L = key.size(1),
+             .H = query.size(2),
+             .D = query_BSHD.size(3),
+             .V = value_rows.size(1),
+             .K = indices.size(2),
+             .key_stride = key_rows.stride(0),
+             .value_stride = value_rows.stride(0),
+             .scale = static_cast<float>(scale),
+             .query = query_BSHD.const_data_ptr(),
+             .key = key_rows.const_data_ptr(),
+             .value = value_rows.const_data_ptr(),
+             .indices = indices_BSK.const_data_ptr<int32_t>(),
+             .out = nullptr,
+             .softmax_max = nullptr,
+             .softmax_sum = nullptr,
+             .head_sum = nullptr} {}
+};
+
+struct ExpandedSparseAttention : torch::autograd::Function<ExpandedSparseAttention> {
+  // As SparseAttention.
+  static variable_list forward(AutogradContext* ctx, const Tensor& query, const Tensor& key,
+                               const Tensor& value, const Tensor& indices,
+                               const AttentionOptions& options) {
+    const int64_t B = query.size(0), S = query.size(1), H = query.size(2), V = value.size(3);
+    const int64_t K = options.return_head_sum ? indices.size(2) : 0;
+    const auto fp32 = query.options().dtype(at::kFloat);
+    Tensor out = at::empty({B, S, H, round_up(V, kColumns)}, query.options());
+    const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
+    const Tensor head_sum = at::empty({B, S, K}, fp32);
+    if (!query.is_meta() && indices.size(2) > 0) {
+      ExpandedOperands operands(query, key, value, indices, options.scale);
+      operands.args.out = out.data_ptr();
+      operands.args.softmax_max = max.data_ptr<float>();
+      operands.args.softmax_sum = sum.data_ptr<float>();
+      if (options.return_head_sum) operands.args.head_sum = head_sum.data_ptr<float>();
+      run_kernel("sparse_flash_attention", longhaul_sparse_attention_expanded,
+                 longhaul_sparse_attention_expanded_workspace, operands.args);
+    } else if (!query.is_meta()) {
+      for (const auto& x : {out, max, sum}) x.zero_();
+    }
+    out = unpad_parts(out, V, V);
+    ctx->save_for_backward({query, key, value, indices, out, max, sum});
+    ctx->saved_data["scale"] = options.scale;
+    ctx->mark_non_differentiable({max, sum, head_sum});
+    return {out, max, sum, head_sum};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &query = saved[0], &key = saved[1], &value = saved[2], &indices = saved[3];
+    if (query.is_meta() || indices.size(2) == 0) {
+      return {at::zeros_like(query), at::zeros_like(key), at::zeros_like(value), Tensor(),
+              Tensor()};
+    }
+    const double scale = ctx->saved_data["scale"].toDouble();
+    ExpandedOperands operands(query, key, value, indices, scale);
+    const auto& a = operands.args;
+    const Tensor out = pad_last(saved[4], kColumns);
+    const Tensor d_out = pad_last(grads[0].to(query.scalar_type()), kColumns);
+    const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
+    const Tensor d_key = at::empty({a.B, a.L, a.H, a.D}, key.options());
+    const Tensor d_value = at::empty({a.B, a.L, a.H, a.V}, value.options());
+    operands.args.out = out.data_ptr();
+    operands.args.softmax_max = saved[5].data_ptr<float>();
+    operands.args.softmax_sum = saved[6].data_ptr<float>();
+    run_kernel("sparse_flash_attention_grad", longhaul_sparse_attention_expanded_grad,
+               longhaul_sparse_attention_expanded_grad_workspace,
+               longhaul_sparse_attention_expanded_grad_args{.forward = operands.args,
+                                                            .d_out = d_out.const_data_ptr(),
+                                                            .d_query = d_query.data_ptr(),
+                                                            .d_key = d_key.data_ptr(),
+                                                            .d_value = d_value.data_ptr()});
+    return {d_query.narrow(-1, 0, query.size(3)), d_key.narrow(-1, 0, key.size(3)),
+            d_value.narrow(-1, 0, value.size(3)), Tensor(), Tensor()};
+  }
+};
+
+variable_list apply_fused(const Tensor& query, const Tensor& key, const Tensor& value,
+                          const Tensor& indices, const AttentionOptions& options) {
+  if (value.defined()) {
+    check_attention_operands(query, key, value, options);
+    return ExpandedSparseAttention::apply(query, key, value, indices, options);
+  }
   check_shape(key, {query.size(0), kAnySize, query.size(3)}, "attention key");
   LONGHAUL_CHECK(options.value_dim >= 1 && options.value_dim <= key.size(2),
                  "sparse attention: value_dim is {}, must be 1 to {}", options.value_dim,
                  key.size(2));
-  const auto results = SparseAttention::apply(query, key, indices, options);
+  return SparseAttention::apply(query, key, indices, options);
+}
+
+AttentionResult fused(const Tensor& query, const Tensor& key, const Tensor& value,
+                      const Tensor& indices, const AttentionOptions& options) {
+  const auto results = apply_fused(query, key, value, indices, options);
   AttentionResult result;
   result.out_BSHV = results[0];
   if (options.return_statistics) {
@@ -132,11 +239,15 @@ AttentionResult fused(const Tensor& query, const Tensor& key, const Tensor& indi
 
 std::string why_no_fused_sparse_attention(const Tensor& query, const Tensor& key,
                                           const Tensor& value) {
-  if (value.defined() || key.dim() != 3) {
-    return "it is for absorbed MLA, where the values are the first columns of a shared key";
+  if (key.dim() != (value.defined() ? 4 : 3)) {
+    return "it is for keys that heads share and whose first columns are the values, and for keys "
+           "and values of each head";
   }
   if (query.size(2) > 128) return "it has at most 128 heads";
-  if (key.scalar_type() != query.scalar_type()) return "query and key differ in dtype";
+  if (key.scalar_type() != query.scalar_type() ||
+      (value.defined() && value.scalar_type() != query.scalar_type())) {
+    return "query, key and value differ in dtype";
+  }
   return why_no_cpu_kernel(query);
 }
 
@@ -195,7 +306,7 @@ AttentionResult sparse_flash_attention(const Tensor& query_BSHD, const Tensor& k
               "sparse attention indices");
   if (options.kernel == Kernel::kFused) {
     const std::string reason = why_no_fused_sparse_attention(query_BSHD, key, value);
-    if (reason.empty()) return fused(query_BSHD, key, indices_BSK, options);
+    if (reason.empty()) return fused(query_BSHD, key, value, indices_BSK, options);
     report_fallback("sparse_flash_attention", reason);
   }
   return sparse_flash_attention_reference(query_BSHD, key, value, indices_BSK, options);
