@@ -41,6 +41,18 @@ TEST_P(FusedArguments, NoWorkspaceForWhatIsRefused) {
   EXPECT_STREQ(longhaul_moe_gating_top_k(&gating, nullptr), "n_group must divide E");
 }
 
+// By head_sum one kernel tells whether it computes the loss or the softmax.
+TEST_P(FusedArguments, HeadSumIsOfTheLossAlone) {
+  longhaul_dense_indexer_kl_loss_args a = {};
+  a.dtype = GetParam();
+  a.H = 2;
+  a.D = 32;
+  a.softmax_max = a.softmax_sum = arrays_.floats(0);
+  EXPECT_STREQ(longhaul_dense_indexer_kl_loss(&a, nullptr), "the loss needs head_sum");
+  a.head_sum = arrays_.floats(0);
+  EXPECT_STREQ(longhaul_dense_indexer_softmax(&a, nullptr), "the softmax takes no head_sum");
+}
+
 // C lets any number stand where the dtype does.
 TEST(FusedDtypes, OthersAreRefused) {
   auto a = sparse_attention(LONGHAUL_FLOAT32);
@@ -82,6 +94,7 @@ TEST_P(FusedArguments, DenseIndexerLossWithoutQueries) {
   a.H = 2;
   a.D = 32;
   a.key = arrays_.numbers(a.dtype, 3 * 32);
+  a.head_sum = arrays_.floats(0);
   a.d_query = arrays_.result(a.dtype, 0);
   a.d_key = static_cast<float*>(arrays_.replaced(LONGHAUL_FLOAT32, 3 * 32));
   a.d_weights = arrays_.result_floats(0);

@@ -432,6 +432,7 @@ size_t longhaul_dense_indexer_kl_loss_workspace(const longhaul_dense_indexer_kl_
 const char* longhaul_dense_indexer_kl_loss(const longhaul_dense_indexer_kl_loss_args* args,
                                            void* workspace) {
   if (const char* wrong = check(*args)) return wrong;
+  if (!args->head_sum) return "the loss needs head_sum";
   kernels().dense_indexer_kl_loss(*args, workspace);
   return nullptr;
 }
@@ -443,6 +444,7 @@ size_t longhaul_dense_indexer_softmax_workspace(const longhaul_dense_indexer_kl_
 const char* longhaul_dense_indexer_softmax(const longhaul_dense_indexer_kl_loss_args* args,
                                            void* workspace) {
   if (const char* wrong = check(*args)) return wrong;
+  if (args->head_sum) return "the softmax takes no head_sum";
   if (args->d_query) return "the softmax has no gradients here";
   if (!args->softmax_max) return "softmax_max and softmax_sum are what is written";
   kernels().dense_indexer_softmax(*args, workspace);
