@@ -6,8 +6,6 @@
 namespace longhaul::ops::library {
 namespace {
 
-using Mask2 = std::array<bool, 2>;
-
 namespace cpu {
 
 Tensor grouped_matmul(const Tensor& x, const Tensor& weight, const Tensor& group_list) {

@@ -6,8 +6,6 @@
 namespace longhaul::ops::library {
 namespace {
 
-using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
-
 constexpr int64_t kSoftmax = 0, kSigmoid = 1;  // Ascend's norm_type
 constexpr double kEps = 1e-20;                 // of the sum that weights are divided by
 

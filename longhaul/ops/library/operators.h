@@ -11,8 +11,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <array>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "longhaul/base/error.h"
@@ -26,6 +28,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using MaybeTensor = std::optional<Tensor>;
 using SymSizes = std::vector<c10::SymInt>;
+using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
+using Mask2 = std::array<bool, 2>;  // which of two gradients are wanted
 
 // What the tests check of every operator: it can be traced without data.
 inline const std::vector<at::Tag> kTags = {at::Tag::pt2_compliant_tag};

@@ -6,9 +6,6 @@
 namespace longhaul::ops::library {
 namespace {
 
-using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
-using Mask2 = std::array<bool, 2>;
-
 namespace cpu {
 
 Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
