@@ -79,6 +79,7 @@ SparseAttentionGradients gradients(const AttentionState& attention, const Tensor
   if (why_no_fused_sparse_attention(attention.query_BSHD, attention.key, {}).empty()) {
     return ops::sparse_flash_attention_grad(attention, indices_BSK, out, d_out);
   }
+  check_sparse_attention_grad(attention, indices_BSK, out, d_out);
   const auto attend = [&](const std::vector<Tensor>& x) {
     return sparse_flash_attention_reference(x[0], x[1], {}, indices_BSK,
                                             {.scale = attention.scale, .value_dim = out.size(-1)})
@@ -102,10 +103,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sparse_flash_attention_grad(
   const Layout layout(op, layout_name.value_or("BSND"), query);
   const AttentionState attention = attention_state(
       layout, {op, query, key, query_rope, key_rope, softmax_max, softmax_sum, scale_value});
-  check_shape(d_out, out.sizes(), "sparse_flash_attention_grad: d_out");
+  const int64_t V = key.size(-1);
+  check_shape(layout.in(out), {kAnySize, kAnySize, kAnySize, V},
+              "sparse_flash_attention_grad: out");
   const auto found = gradients(attention, layout.shared_head(sparse_indices, "sparse_indices"),
                                layout.in(out), layout.in(d_out));
-  const int64_t V = key.size(-1);
   const auto parts = [&](const Tensor& gradient, const MaybeTensor& rope) {
     const int64_t R = gradient.size(-1) - V;
     return std::pair(gradient.narrow(-1, 0, V).contiguous(),

@@ -16,8 +16,9 @@ Tensor grouped_matmul(const Tensor& x, const Tensor& weight, const Tensor& group
 std::tuple<Tensor, Tensor> grouped_matmul_grad(const Tensor& grad, const Tensor& x,
                                                const Tensor& weight, const Tensor& group_list,
                                                Mask2 output_mask) {
-  const auto d = ops::grouped_matmul_grad(grad, x, weight, group_list.to(at::kLong),
-                                          {.d_x = output_mask[0], .d_weight = output_mask[1]});
+  const auto d =
+      ops::grouped_matmul_grad(grad.to(x.scalar_type()), x, weight, group_list.to(at::kLong),
+                               {.d_x = output_mask[0], .d_weight = output_mask[1]});
   return {output_mask[0] ? d.d_x : no_result(x), output_mask[1] ? d.d_weight : no_result(weight)};
 }
 

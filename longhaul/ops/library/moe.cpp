@@ -112,11 +112,12 @@ Tensor moe_token_permute_grad(const Tensor& tokens, const Tensor& grad_permuted_
               "moe_token_permute_grad: grad_permuted_tokens");
   const bool fused = why_no_cpu_kernel(tokens).empty();
   const TokenOrder order = order_from(sorted_indices, by_token(indices).size(1), !fused);
-  if (fused) return ops::moe_token_permute_grad(grad_permuted_tokens, order.inverse);
+  const Tensor d_permuted = grad_permuted_tokens.to(tokens.scalar_type());
+  if (fused) return ops::moe_token_permute_grad(d_permuted, order.inverse);
   const auto permute = [&](const std::vector<Tensor>& x) {
     return moe_token_permute_reference(x[0], order);
   };
-  return reference_gradients(permute, {tokens}, grad_permuted_tokens)[0];
+  return reference_gradients(permute, {tokens}, d_permuted)[0];
 }
 
 // 1 for each choice where there are none.
@@ -155,10 +156,11 @@ std::tuple<Tensor, Tensor> moe_token_unpermute_grad(const Tensor& permuted_token
               "moe_token_unpermute_grad: grad_unpermuted_tokens");
   const bool fused = why_no_cpu_kernel(permuted_tokens).empty();
   const TokenOrder order = order_from(sorted_indices, weights.size(1), !fused);
+  const Tensor d_tokens = grad_unpermuted_tokens.to(permuted_tokens.scalar_type());
   Tensor d_permuted, d_probs;
   if (fused) {
-    const auto d = ops::moe_token_unpermute_grad(grad_unpermuted_tokens, permuted_tokens,
-                                                 or_undefined(probs), order.inverse);
+    const auto d = ops::moe_token_unpermute_grad(d_tokens, permuted_tokens, or_undefined(probs),
+                                                 order.inverse);
     d_permuted = d.d_permuted;
     d_probs = d.d_probs_TK;
   } else {
@@ -166,7 +168,7 @@ std::tuple<Tensor, Tensor> moe_token_unpermute_grad(const Tensor& permuted_token
         [&](const std::vector<Tensor>& x) {
           return moe_token_unpermute_reference(x[0], x[1], order);
         },
-        {permuted_tokens, weights}, grad_unpermuted_tokens);
+        {permuted_tokens, weights}, d_tokens);
     d_permuted = d[0];
     d_probs = d[1];
   }

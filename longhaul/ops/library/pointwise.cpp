@@ -30,7 +30,10 @@ std::tuple<Tensor, Tensor> add_rms_norm_backward(const Tensor& dy, const Tensor&
   LONGHAUL_CHECK(rstd.numel() * x.size(-1) == x.numel() && rstd.scalar_type() == wide_type(x),
                  "rms_norm_backward: rstd [{}] is not that of input [{}]", shape_text(rstd),
                  shape_text(x));
-  const auto result = rms_norm_grad(dy, x, gamma, rstd.contiguous(), or_undefined(d_x));
+  if (d_x) check_shape(*d_x, x.sizes(), "add_rms_norm_backward: d_x");
+  const auto dtype = x.scalar_type();
+  const auto result =
+      rms_norm_grad(dy.to(dtype), x, gamma, rstd.contiguous(), d_x ? d_x->to(dtype) : Tensor());
   return {result.d_x, result.d_weight};
 }
 
@@ -143,7 +146,7 @@ Tensor swiglu(const Tensor& input, int64_t dim) {
 Tensor swiglu_backward(const Tensor& grad_output, const Tensor& input, int64_t dim) {
   const GatedRows halves(input, dim);
   check_shape(grad_output, halves.result_sizes(input), "swiglu_backward: grad_output");
-  const Tensor dy = as_rows(grad_output, {halves.rows, halves.width / 2});
+  const Tensor dy = as_rows(grad_output.to(input.scalar_type()), {halves.rows, halves.width / 2});
   const Tensor d_input = at::empty(input.sizes(), input.options());
   const Tensor d_gate = halves.gate(d_input), d_up = halves.up(d_input);
   if (why_no_cpu_kernel(input).empty()) {

@@ -235,7 +235,29 @@ AttentionResult fused(const Tensor& query, const Tensor& key, const Tensor& valu
   return result;
 }
 
+// Throws Error where the operands of an attention that has run do not fit.
+void check_operands(const AttentionState& attention, const Tensor& indices_BSK) {
+  const Tensor& query = attention.query_BSHD;
+  check_dims(query, 4, "attention query");
+  const int64_t B = query.size(0), S = query.size(1), H = query.size(2);
+  check_shape(attention.key, {B, kAnySize, query.size(3)}, "attention key");
+  check_shape(indices_BSK, {B, S, kAnySize}, "sparse attention indices");
+  check_shape(attention.softmax_max, {B, S, H}, "attention softmax_max");
+  check_shape(attention.softmax_sum, {B, S, H}, "attention softmax_sum");
+}
+
 }  // namespace
+
+void check_sparse_attention_grad(const AttentionState& attention, const Tensor& indices_BSK,
+                                 const Tensor& out_BSHV, const Tensor& d_out_BSHV) {
+  check_operands(attention, indices_BSK);
+  const Tensor& query = attention.query_BSHD;
+  check_shape(out_BSHV, {query.size(0), query.size(1), query.size(2), kAnySize}, "attention out");
+  LONGHAUL_CHECK(out_BSHV.size(3) >= 1 && out_BSHV.size(3) <= query.size(3),
+                 "sparse attention: out is {} wide, expected 1 to {}, the width of the keys",
+                 out_BSHV.size(3), query.size(3));
+  check_shape(d_out_BSHV, out_BSHV.sizes(), "attention d_out");
+}
 
 std::string why_no_fused_sparse_attention(const Tensor& query, const Tensor& key,
                                           const Tensor& value) {
@@ -255,13 +277,14 @@ SparseAttentionGradients sparse_flash_attention_grad(const AttentionState& atten
                                                      const Tensor& indices_BSK,
                                                      const Tensor& out_BSHV,
                                                      const Tensor& d_out_BSHV) {
+  check_sparse_attention_grad(attention, indices_BSK, out_BSHV, d_out_BSHV);
   const Tensor &query = attention.query_BSHD, &key = attention.key;
   const int64_t V = out_BSHV.size(3);
   if (query.is_meta()) return {at::empty_like(query), at::empty_like(key)};
   if (indices_BSK.size(2) == 0) return {at::zeros_like(query), at::zeros_like(key)};
   const StatisticsOfKernel statistics(attention);
   Operands operands(query, key, indices_BSK, attention.scale, V);
-  const Tensor out = pad_last(out_BSHV, kColumns);
+  const Tensor out = pad_last(out_BSHV.to(query.scalar_type()), kColumns);
   const Tensor d_out = pad_last(d_out_BSHV.to(query.scalar_type()), kColumns);
   const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
   const Tensor d_key = at::empty(operands.key_BLD.sizes(), key.options());
@@ -277,13 +300,8 @@ SparseAttentionGradients sparse_flash_attention_grad(const AttentionState& atten
 }
 
 Tensor sparse_attention_head_sum(const AttentionState& attention, const Tensor& indices_BSK) {
+  check_operands(attention, indices_BSK);
   const Tensor &query = attention.query_BSHD, &key = attention.key;
-  check_dims(query, 4, "attention query");
-  const int64_t B = query.size(0), S = query.size(1);
-  check_shape(key, {B, kAnySize, query.size(3)}, "attention key");
-  check_shape(indices_BSK, {B, S, kAnySize}, "sparse attention indices");
-  check_shape(attention.softmax_max, {B, S, query.size(2)}, "attention softmax_max");
-  check_shape(attention.softmax_sum, {B, S, query.size(2)}, "attention softmax_sum");
   if (!why_no_fused_sparse_attention(query, key, {}).empty()) {
     return sparse_attention_head_sum_reference(attention, indices_BSK);
   }

@@ -27,6 +27,11 @@ SparseAttentionGradients sparse_flash_attention_grad(const AttentionState& atten
                                                      const Tensor& out_BSHV,
                                                      const Tensor& d_out_BSHV);
 
+// Throws Error, with the tensor's name, where the gradient's operands do not fit; the function
+// above calls it.
+void check_sparse_attention_grad(const AttentionState& attention, const Tensor& indices_BSK,
+                                 const Tensor& out_BSHV, const Tensor& d_out_BSHV);
+
 // The sum over heads of P at the selected keys, [B, S, K] in fp32 (fp64 for fp64), 0 where there is
 // none: what the indexer learns from. Also of what the kernel does not cover, by definition.
 Tensor sparse_attention_head_sum(const AttentionState& attention, const Tensor& indices_BSK);

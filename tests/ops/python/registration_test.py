@@ -282,6 +282,78 @@ class Errors(TestCase):
         self.refuses("softmax_max", ops.sparse_attention_head_sum, q, k, indices,
                      statistics[..., :1], statistics, 1.0)  # fmt: skip
 
+    def test_what_a_gradient_gets_from_its_forward_is_checked(self):
+        for index in (-1, 4):
+            self.refuses("experts must lie in", ops.moe_gating_top_k_backward, torch.ones(2, 4),
+                         torch.ones(2, 1), torch.tensor([[0], [index]]))  # fmt: skip
+        for dtype in (torch.float32, torch.float64):
+            arguments = {
+                "query": torch.zeros(1, 3, 2, 32, dtype=dtype),
+                "key": torch.zeros(1, 3, 1, 32, dtype=dtype),
+                "value": None,
+                "sparse_indices": torch.zeros(1, 3, 1, 2, dtype=torch.int32),
+                "d_out": torch.zeros(1, 3, 2, 32, dtype=dtype),
+                "out": torch.zeros(1, 3, 2, 32, dtype=dtype),
+                "softmax_max": torch.zeros(1, 1, 3, 2),
+                "softmax_sum": torch.ones(1, 1, 3, 2),
+                "scale_value": 1.0,
+                "sparse_block_size": 1,
+            }
+            ops.sparse_flash_attention_grad(*arguments.values())
+            for text, name, wrong in (
+                ("key: expected", "query", torch.zeros(1, 3, 2, 64, dtype=dtype)),
+                ("key: expected", "key", torch.zeros(1, 3, 2, 32, dtype=dtype)),
+                ("indices: expected", "sparse_indices", torch.zeros(1, 2, 1, 2)),
+                ("d_out: expected", "d_out", torch.zeros(1, 3, 1, 32, dtype=dtype)),
+                ("out: expected", "out", torch.zeros(1, 3, 1, 32, dtype=dtype)),
+                ("out: expected", "out", torch.zeros(1, 3, 2, 64, dtype=dtype)),
+                ("softmax_max: expected", "softmax_max", torch.zeros(1, 1, 3, 1)),
+                ("softmax_sum: expected", "softmax_sum", torch.zeros(1, 1, 2, 2)),
+            ):
+                with self.subTest(name, dtype=dtype):
+                    self.refuses(text, ops.sparse_flash_attention_grad,
+                                 *(arguments | {name: wrong}).values())  # fmt: skip
+
+    def test_an_incoming_gradient_of_another_dtype_is_converted(self):
+        x, weight = constant(6, 64), constant(64)
+        _, rstd = ops.rms_norm(x, weight)
+        tokens, probs = constant(6, 32), constant(6, 2)
+        _, rows = ops.moe_token_permute(tokens, torch.tensor([[0, 1]] * 6))
+        permuted, counts = constant(12, 32), torch.tensor([5, 7])
+        query, key = constant(1, 6, 2, 32), constant(1, 6, 1, 32)
+        indices = torch.arange(2, dtype=torch.int32).expand(1, 6, 1, 2)
+        out, *statistics = ops.sparse_flash_attention(
+            query, key, None, indices, SCALE, return_softmax_lse=True
+        )
+        out = out.bfloat16().float()
+        gradients = (
+            (lambda d: ops.swiglu_backward(d, x), constant(6, 32)),
+            (lambda d: ops.rms_norm_backward(d, x, weight, rstd), constant(6, 64)),
+            (lambda d: ops.add_rms_norm_backward(x, x, weight, rstd, d), constant(6, 64)),
+            (
+                lambda d: ops.moe_token_permute_grad(tokens, d, torch.zeros(6, 2), rows),
+                constant(12, 32),
+            ),
+            (lambda d: ops.moe_token_unpermute_grad(permuted, d, rows, probs), tokens),
+            (
+                lambda d: ops.grouped_matmul_grad(
+                    d, permuted, constant(2, 64, 32), counts, [True, True]
+                ),
+                constant(12, 64),
+            ),
+            (
+                lambda d: ops.sparse_flash_attention_grad(
+                    query, key, None, indices, constant(*out.shape), d, *statistics, SCALE, 1
+                ),
+                out,
+            ),
+        )
+        for i, (gradient, d) in enumerate(gradients):
+            with self.subTest(i):
+                d = d.bfloat16()
+                found, expected = gradient(d), gradient(d.float())
+                torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
 
 class Others(TestCase):
     def test_the_example_of_the_documentation(self):
