@@ -22,6 +22,20 @@ IndexerInputs inputs_of(const Layout& layout, const Tensor& query, const Tensor&
 
 namespace cpu {
 
+bool are_equal(const Tensor& a, const Tensor& b) {
+  return at::equal(a.to(at::kCPU, at::kLong), b.to(at::kCPU, at::kLong));
+}
+bool are_equal(at::IntArrayRef a, at::IntArrayRef b) { return a == b; }
+
+// Queries and keys are the same positions: their lengths, of which one is enough. `names` are those
+// of the arguments.
+template <typename T>
+T common_lengths(const char* op, const char* names, const T& of_queries, const T& of_keys) {
+  LONGHAUL_CHECK(!of_queries || !of_keys || are_equal(*of_queries, *of_keys),
+                 "{}: {} differ, expected the same lengths", op, names);
+  return of_queries ? of_queries : of_keys;
+}
+
 // The first K of `topk` columns are there; the others say none.
 Tensor widen(const Tensor& rows_BSK, int64_t topk, double none) {
   return at::constant_pad_nd(rows_BSK, {0, topk - rows_BSK.size(2)}, none);
@@ -36,10 +50,11 @@ std::tuple<Tensor, Tensor> lightning_indexer(
   check_causal(op, sparse_mode, pre_tokens, next_tokens);
   check_absent(op, "block_table", block_table);
   const Layout layout(op, same_layout(op, layout_query, layout_key), query);
-  const auto selection = ops::lightning_indexer(
-      layout.in(query), layout.shared_head(key, "key"), layout.in(weights),
-      layout.doc_start_BS(query, query_lengths ? query_lengths : key_lengths), sparse_count,
-      Kernel::kFused);
+  const MaybeTensor lengths = common_lengths(
+      op, "actual_seq_lengths_query and actual_seq_lengths_key", query_lengths, key_lengths);
+  const auto selection =
+      ops::lightning_indexer(layout.in(query), layout.shared_head(key, "key"), layout.in(weights),
+                             layout.doc_start_BS(query, lengths), sparse_count, Kernel::kFused);
   const auto as_result = [&](const Tensor& rows, double none) {
     return layout.with_head(widen(rows, sparse_count, none));
   };
@@ -103,8 +118,9 @@ std::tuple<Tensor, Tensor> dense_lightning_indexer_softmax_lse(
   const char* op = "dense_lightning_indexer_softmax_lse";
   check_causal(op, sparse_mode, pre_tokens, next_tokens);
   const Layout layout(op, layout_name.value_or("BSND"), query_index);
-  const Tensor doc_start =
-      layout.doc_start_BS(key_index, actual_seq_klen ? actual_seq_klen : actual_seq_qlen);
+  const Tensor doc_start = layout.doc_start_BS(
+      key_index,
+      common_lengths(op, "actual_seq_qlen and actual_seq_klen", actual_seq_qlen, actual_seq_klen));
   const auto softmax = dense_indexer_softmax(inputs_of(layout, query_index, key_index, weights),
                                              doc_start, Kernel::kFused);
   return {layout.statistics(softmax.max_BS), layout.statistics(softmax.sum_BS)};
@@ -149,8 +165,9 @@ FourTensors dense_lightning_indexer_grad_kl_loss(
   const char* op = "dense_lightning_indexer_grad_kl_loss";
   check_causal(op, sparse_mode, pre_tokens, next_tokens);
   const Layout layout(op, layout_name.value_or("BSND"), query);
-  const Tensor doc_start =
-      layout.doc_start_BS(key_index, actual_seq_klen ? actual_seq_klen : actual_seq_qlen);
+  const Tensor doc_start = layout.doc_start_BS(
+      key_index,
+      common_lengths(op, "actual_seq_qlen and actual_seq_klen", actual_seq_qlen, actual_seq_klen));
   const AttentionState attention = attention_state(
       layout, {op, query, key, query_rope, key_rope, softmax_max, softmax_sum, scale_value});
   check_shape(layout.in(query_index),

@@ -28,9 +28,16 @@ Tensor starts_of_documents(const char* op, const Tensor& ends, int64_t T) {
 }
 
 // Of rows of the given lengths; padding sees nothing.
-Tensor starts_of_rows(const Tensor& lengths, int64_t B, int64_t S) {
+Tensor starts_of_rows(const char* op, const Tensor& lengths, int64_t B, int64_t S) {
+  const Tensor host = lengths.to(at::kCPU, at::kLong).contiguous();
+  const auto* length = host.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < B; ++i) {
+    LONGHAUL_CHECK(0 <= length[i] && length[i] <= S,
+                   "{}: actual_seq_lengths[{}] is {}, expected 0 to {} (lengths of rows)", op, i,
+                   length[i], S);
+  }
   const Tensor position = at::arange(S, at::kLong).unsqueeze(0);
-  const Tensor valid = position < lengths.to(at::kCPU, at::kLong).view({B, 1});
+  const Tensor valid = position < host.view({B, 1});
   return at::where(valid, at::zeros({1, 1}, at::kLong), position + 1);
 }
 
@@ -54,7 +61,7 @@ Tensor Layout::doc_start_BS(const Tensor& rows, const std::optional<Tensor>& len
   if (!lengths) return at::zeros({B, S}, rows.options().dtype(at::kLong));
   LONGHAUL_CHECK(lengths->dim() == 1 && lengths->size(0) == B,
                  "{}: actual_seq_lengths [{}]: expected {} lengths", op_, shape_text(*lengths), B);
-  return starts_of_rows(*lengths, B, S).to(rows.device());
+  return starts_of_rows(op_, *lengths, B, S).to(rows.device());
 }
 
 Tensor Layout::doc_start_BS(const Tensor& rows, const at::OptionalIntArrayRef& lengths) const {

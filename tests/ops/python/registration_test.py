@@ -278,6 +278,17 @@ class Errors(TestCase):
         self.refuses("ends of documents", ops.lightning_indexer, q[0], k[0], weights[0],
                      layout_query="TND", layout_key="TND",
                      actual_seq_lengths_query=torch.tensor([4]))  # fmt: skip
+        for length in (-1, 4):
+            self.refuses(rf"actual_seq_lengths\[0\] is {length}, expected 0 to 3",
+                         ops.lightning_indexer, q, k, weights,
+                         actual_seq_lengths_key=torch.tensor([length]))  # fmt: skip
+        self.refuses("actual_seq_lengths_query and actual_seq_lengths_key differ",
+                     ops.lightning_indexer, q, k, weights,
+                     actual_seq_lengths_query=torch.tensor([2]),
+                     actual_seq_lengths_key=torch.tensor([3]))  # fmt: skip
+        self.refuses("actual_seq_qlen and actual_seq_klen differ",
+                     ops.dense_lightning_indexer_softmax_lse, q, k, weights,
+                     actual_seq_qlen=[2], actual_seq_klen=[3])  # fmt: skip
         statistics = torch.zeros(1, 1, 3, 2)
         self.refuses("softmax_max", ops.sparse_attention_head_sum, q, k, indices,
                      statistics[..., :1], statistics, 1.0)  # fmt: skip
