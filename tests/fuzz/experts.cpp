@@ -125,6 +125,13 @@ void check_experts(const longhaul_moe_gating_top_k_args& a, bool is_finite) {
   }
 }
 
+void sometimes_wrong_expert(Case& c, longhaul_moe_gating_top_k_args& a) {
+  if (!c.rarely() || !c.is_valid() || a.T == 0) return;
+  const int64_t wrong[] = {-1, a.E, Case::kLowest, Case::kHighest};
+  a.experts[a.T * a.k - 1] = wrong[c.number(0, 3)];
+  c.must_be(false);
+}
+
 }  // namespace
 
 void moe_gating_top_k(Case& c) {
@@ -146,17 +153,14 @@ void moe_gating_top_k(Case& c) {
   a.weights = c.result_floats(a.T * a.k);
   a.experts = c.keep(c.integers<int64_t>(a.T * a.k));
   for (int64_t i = 0; c.is_valid() && a.chosen && i < a.T * a.k; ++i) a.experts[i] = i % a.k;
-  if (a.chosen && c.rarely() && c.is_valid() && a.T > 0) {
-    const int64_t wrong[] = {-1, a.E, Case::kLowest, Case::kHighest};
-    a.experts[a.T * a.k - 1] = wrong[c.number(0, 3)];
-    c.must_be(false);
-  }
+  if (a.chosen) sometimes_wrong_expert(c, a);
   if (!c.run(longhaul_moe_gating_top_k, longhaul_moe_gating_top_k_workspace, a)) return;
   if (!a.chosen) check_experts(a, c.is_finite());
   g.d_weights = c.floats(a.T * a.k);
   g.d_scores = c.flip() ? c.floats(a.T * a.E) : nullptr;
   g.d_logits = c.result_floats(a.T * a.E);
-  c.run(longhaul_moe_gating_top_k_grad, g);
+  sometimes_wrong_expert(c, a);
+  if (!c.run(longhaul_moe_gating_top_k_grad, g)) return;
   if (c.is_finite()) c.expect_numbers(a.scores, a.T * a.E, "scores");
   if (c.is_finite()) c.expect_numbers(a.weights, a.T * a.k, "weights");
   if (c.is_tame()) c.expect_numbers(g.d_logits, a.T * a.E, "d_logits");
