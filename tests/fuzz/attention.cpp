@@ -46,6 +46,48 @@ void lightning_indexer(Case& c) {
   if (c.is_tame()) c.expect_numbers(a.scores, a.B * a.S * a.K, "scores");
 }
 
+void lightning_indexer_grad(Case& c) {
+  longhaul_lightning_indexer_grad_args a = {};
+  c.dtype(a.dtype);
+  a.B = c.batch();
+  a.S = c.queries();
+  a.L = c.keys();
+  a.H = c.heads();
+  a.D = c.columns();
+  a.K = c.chosen_keys();
+  const int64_t queries = a.B * a.S;
+  a.query = c.typed(queries * a.H * a.D);
+  a.key = c.typed(a.B * a.L * a.D);
+  a.weights = c.floats(queries * a.H);
+  a.indices = c.indices(queries, a.K, a.L);
+  a.d_scores = c.floats(queries * a.K);
+  a.d_query = c.result(queries * a.H * a.D);
+  a.d_key = c.result(a.B * a.L * a.D);
+  a.d_weights = c.result_floats(queries * a.H);
+  if (!c.run(longhaul_lightning_indexer_grad, longhaul_lightning_indexer_grad_workspace, a)) return;
+  if (!c.is_tame()) return;
+  c.expect_numbers(a.d_query, queries * a.H * a.D, "d_query");
+  c.expect_numbers(a.d_key, a.B * a.L * a.D, "d_key");
+  c.expect_numbers(a.d_weights, queries * a.H, "d_weights");
+}
+
+namespace {
+
+void sparse_head_sum(Case& c, longhaul_sparse_attention_args a) {
+  const int64_t count = a.B * a.S * a.K;
+  a.head_sum = c.result_floats(count);
+  if (c.rarely()) {
+    c.must_be(false);
+    a.head_sum = nullptr;
+  }
+  if (!c.run(longhaul_sparse_attention_head_sum, longhaul_sparse_attention_head_sum_workspace, a)) {
+    return;
+  }
+  if (c.is_tame()) c.expect_numbers(a.head_sum, count, "the head sum made again");
+}
+
+}  // namespace
+
 void sparse_attention(Case& c) {
   longhaul_sparse_attention_grad_args g = {};
   auto& a = g.forward;
@@ -71,6 +113,7 @@ void sparse_attention(Case& c) {
   g.d_query = c.result(rows * a.D);
   g.d_key = c.result(a.B * a.L * a.D);
   c.run(longhaul_sparse_attention_grad, longhaul_sparse_attention_grad_workspace, g);
+  sparse_head_sum(c, a);
   if (!c.is_tame()) return;
   c.expect_numbers(a.out, rows * a.V, "out");
   c.expect_numbers(a.softmax_max, rows, "softmax_max");
@@ -219,6 +262,17 @@ void dense_indexer_kl_loss(Case& c) {
     if (!sees) head_sum[i] = 0;
   }
   a.head_sum = head_sum;
+  if (c.flip()) {
+    auto softmax = a;
+    softmax.head_sum = nullptr;
+    softmax.softmax_max = a.softmax_max = c.result_floats(a.S);
+    softmax.softmax_sum = c.result_floats(a.S);
+    a.softmax_sum = c.rarely() ? nullptr : softmax.softmax_sum;
+    if (!c.run(longhaul_dense_indexer_softmax, longhaul_dense_indexer_softmax_workspace, softmax)) {
+      return;
+    }
+    c.must_be(a.softmax_sum != nullptr);
+  }
   a.loss = c.result_floats(a.S);
   indexer_gradients(c, a, a.S, [&] { return c.keep(c.floats(a.L * a.D)); });
   if (!c.run(longhaul_dense_indexer_kl_loss, longhaul_dense_indexer_kl_loss_workspace, a)) return;

@@ -7,6 +7,7 @@
 namespace longhaul::fuzz {
 
 void lightning_indexer(Case& c);
+void lightning_indexer_grad(Case& c);
 void sparse_attention(Case& c);
 void flash_attention(Case& c);
 void indexer_kl_loss(Case& c);
@@ -25,6 +26,7 @@ void moe_token_unpermute(Case& c);
 void moe_gating_top_k(Case& c);
 
 inline constexpr void (*kOperators[])(Case&) = {lightning_indexer,
+                                                lightning_indexer_grad,
                                                 sparse_attention,
                                                 flash_attention,
                                                 indexer_kl_loss,

@@ -73,24 +73,34 @@ void rotary_mul(Case& c) {
 void swiglu(Case& c) {
   longhaul_swiglu_args a = {};
   c.dtype(a.dtype);
-  a.n = c.size(0, c.rarely() ? 100000 : 200, {-1, Case::kLowest});
-  a.gate = c.typed(a.n);
-  a.up = c.typed(a.n);
-  a.y = c.result(a.n);
+  a.rows = c.size(0, 10, {-1, Case::kLowest});
+  a.D = c.width(0);
+  const int64_t gap = c.flip() ? 0 : c.number(1, 3), stride = a.D + gap;
+  const int64_t elements = strided(a.rows, stride, a.D);
+  a.gate_stride = a.up_stride = stride;
+  a.gate = c.typed(elements);
+  a.up = c.typed(elements);
+  a.y = c.result(a.rows * a.D);
   if (!c.run(longhaul_swiglu, a)) return;
   longhaul_swiglu_grad_args g = {};
   g.dtype = a.dtype;
-  g.n = a.n;
-  g.dy = c.typed(a.n);
+  g.rows = a.rows;
+  g.D = a.D;
+  g.gate_stride = g.up_stride = stride;
+  g.dy_stride = a.D + c.number(0, 1);
+  g.d_stride = a.D + c.number(0, 1);
+  g.dy = c.typed(strided(a.rows, g.dy_stride, a.D));
   g.gate = a.gate;
   g.up = a.up;
-  g.d_gate = c.result(a.n);
-  g.d_up = c.result(a.n);
+  // The elements between the rows stay as they are.
+  const int64_t written = strided(a.rows, g.d_stride, a.D);
+  g.d_gate = c.keep(c.typed(written));
+  g.d_up = c.keep(c.typed(written));
   c.run(longhaul_swiglu_grad, g);
-  if (c.is_finite()) c.expect_numbers(a.y, a.n, "y");
+  if (c.is_finite()) c.expect_numbers(a.y, a.rows * a.D, "y");
   if (!c.is_tame()) return;
-  c.expect_numbers(g.d_gate, a.n, "d_gate");
-  c.expect_numbers(g.d_up, a.n, "d_up");
+  c.expect_numbers(g.d_gate, written, "d_gate");
+  c.expect_numbers(g.d_up, written, "d_up");
 }
 
 void cross_entropy(Case& c) {
