@@ -123,6 +123,48 @@ void sparse_attention(Case& c) {
   c.expect_numbers(g.d_key, a.B * a.L * a.D, "d_key");
 }
 
+void sparse_attention_expanded(Case& c) {
+  longhaul_sparse_attention_expanded_grad_args g = {};
+  auto& a = g.forward;
+  c.dtype(a.dtype);
+  a.B = c.batch();
+  a.S = c.queries();
+  a.L = c.keys();
+  a.H = c.heads();
+  a.D = c.columns();
+  a.V = c.columns();
+  a.K = c.chosen_keys();
+  a.key_stride = a.D + c.size(0, 3, {-1, Case::kLowest});
+  a.value_stride = a.V + c.size(0, 3, {-1, Case::kLowest});
+  a.scale = static_cast<float>(c.number(-1, 4)) * 0.25F;
+  const int64_t queries = a.B * a.S, rows = queries * a.H, key_rows = a.B * a.L * a.H;
+  a.query = c.typed(rows * a.D);
+  a.key = c.typed(key_rows == 0 ? 0 : (key_rows - 1) * a.key_stride + a.D);
+  a.value = c.typed(key_rows == 0 ? 0 : (key_rows - 1) * a.value_stride + a.V);
+  a.indices = c.indices(queries, a.K, a.L);
+  a.out = c.result(rows * a.V);
+  a.softmax_max = c.result_floats(rows);
+  a.softmax_sum = c.result_floats(rows);
+  a.head_sum = c.flip() ? c.result_floats(queries * a.K) : nullptr;
+  if (!c.run(longhaul_sparse_attention_expanded, longhaul_sparse_attention_expanded_workspace, a)) {
+    return;
+  }
+  g.d_out = c.typed(rows * a.V);
+  g.d_query = c.result(rows * a.D);
+  g.d_key = c.result(key_rows * a.D);
+  g.d_value = c.result(key_rows * a.V);
+  c.run(longhaul_sparse_attention_expanded_grad, longhaul_sparse_attention_expanded_grad_workspace,
+        g);
+  if (!c.is_tame()) return;
+  c.expect_numbers(a.out, rows * a.V, "out");
+  c.expect_numbers(a.softmax_max, rows, "softmax_max");
+  c.expect_numbers(a.softmax_sum, rows, "softmax_sum");
+  if (a.head_sum) c.expect_numbers(a.head_sum, queries * a.K, "head_sum");
+  c.expect_numbers(g.d_query, rows * a.D, "d_query");
+  c.expect_numbers(g.d_key, key_rows * a.D, "d_key");
+  c.expect_numbers(g.d_value, key_rows * a.V, "d_value");
+}
+
 void flash_attention(Case& c) {
   longhaul_flash_attention_grad_args g = {};
   auto& a = g.forward;

@@ -9,6 +9,7 @@ namespace longhaul::fuzz {
 void lightning_indexer(Case& c);
 void lightning_indexer_grad(Case& c);
 void sparse_attention(Case& c);
+void sparse_attention_expanded(Case& c);
 void flash_attention(Case& c);
 void indexer_kl_loss(Case& c);
 void attention_head_sum(Case& c);
@@ -28,6 +29,7 @@ void moe_gating_top_k(Case& c);
 inline constexpr void (*kOperators[])(Case&) = {lightning_indexer,
                                                 lightning_indexer_grad,
                                                 sparse_attention,
+                                                sparse_attention_expanded,
                                                 flash_attention,
                                                 indexer_kl_loss,
                                                 attention_head_sum,
