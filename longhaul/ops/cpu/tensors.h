@@ -9,6 +9,9 @@
 
 namespace longhaul::ops {
 
+// The rows of attention's and the indexer's kernels are a multiple of it.
+inline constexpr int64_t kKernelColumns = 32;
+
 // Empty if the CPU kernels can compute with `x` (a Meta tensor gets its shapes), else why not.
 inline std::string why_no_cpu_kernel(const at::Tensor& x) {
   if (!x.device().is_cpu() && !x.is_meta()) {

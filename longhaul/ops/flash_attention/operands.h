@@ -6,8 +6,6 @@
 
 namespace longhaul::ops {
 
-inline constexpr int64_t kKernelColumns = 32;  // the kernels' rows are a multiple of it
-
 // Keys or values [B, L, H, D] or [B, L, D] as [B, heads, L, D], padded: a head's rows lie next to
 // each other.
 inline at::Tensor keys_by_head(const at::Tensor& x) {

@@ -12,8 +12,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kColumns = 32;  // the kernel's rows are a multiple of it
-
 std::string why_not_fused(const IndexerInputs& in, const KlTarget& target) {
   if (!target.indices_BSK.defined()) {
     return "it makes the head sum of all visible keys itself, from the attention's state";
@@ -31,7 +29,8 @@ KlGradients fused(const IndexerInputs& in, const KlTarget& target, bool with_gra
             {at::zeros_like(in.query_BSHD), at::zeros_like(in.key_BSD),
              at::zeros_like(in.weights_BSH)}};
   }
-  const Tensor query = pad_last(in.query_BSHD, kColumns), key = pad_last(in.key_BSD, kColumns);
+  const Tensor query = pad_last(in.query_BSHD, kKernelColumns),
+               key = pad_last(in.key_BSD, kKernelColumns);
   const Tensor weights = in.weights_BSH.to(at::kFloat).contiguous();
   const Tensor indices = target.indices_BSK.to(at::kInt).contiguous();
   const Tensor head_sum = target.head_sum.to(at::kFloat).contiguous();
@@ -83,8 +82,8 @@ struct KlLoss : torch::autograd::Function<KlLoss> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
     variable_list result(5);
-    // Multiplied in fp32 also where the gradients are bf16, by a factor that keeps its dtype: in bf16
-    // 1/T alone would be off by up to 0.4%.
+    // Multiplied in fp32 also where the gradients are bf16, by a factor that keeps its dtype: in
+    // bf16 1/T alone would be off by up to 0.4%.
     for (size_t i = 0; i < saved.size(); ++i) result[i] = saved[i] * grads[0];
     return result;
   }

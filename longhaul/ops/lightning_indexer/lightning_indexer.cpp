@@ -46,8 +46,6 @@ IndexerSelection fused(const Tensor& query_BSHD, const Tensor& key_BSD, const Te
   return selection;
 }
 
-constexpr int64_t kColumns = 32;  // the gradient kernel's rows are a multiple of it
-
 IndexerInputs fused_grad(const IndexerInputs& in, const Tensor& indices_BSK,
                          const Tensor& d_scores_BSK) {
   const int64_t D = in.query_BSHD.size(3);
@@ -55,7 +53,8 @@ IndexerInputs fused_grad(const IndexerInputs& in, const Tensor& indices_BSK,
     return {at::zeros_like(in.query_BSHD), at::zeros_like(in.key_BSD),
             at::zeros_like(in.weights_BSH)};
   }
-  const Tensor query = pad_last(in.query_BSHD, kColumns), key = pad_last(in.key_BSD, kColumns);
+  const Tensor query = pad_last(in.query_BSHD, kKernelColumns),
+               key = pad_last(in.key_BSD, kKernelColumns);
   const Tensor weights = in.weights_BSH.to(at::kFloat).contiguous();
   const Tensor indices = indices_BSK.to(at::kInt).contiguous();
   const Tensor d_scores = d_scores_BSK.to(at::kFloat).contiguous();

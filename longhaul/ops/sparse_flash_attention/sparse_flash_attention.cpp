@@ -11,20 +11,19 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kColumns = 32;  // the kernels' rows and values are multiples of it
-
 // [..., D] with its V value columns and the columns behind them each filled up to a multiple of 32.
 Tensor pad_parts(const Tensor& x, int64_t V) {
   const int64_t D = x.size(-1);
-  if (V % kColumns == 0 || V == D) return pad_last(x, kColumns);
-  return at::cat(
-      {pad_last(x.narrow(-1, 0, V), kColumns), pad_last(x.narrow(-1, V, D - V), kColumns)}, -1);
+  if (V % kKernelColumns == 0 || V == D) return pad_last(x, kKernelColumns);
+  return at::cat({pad_last(x.narrow(-1, 0, V), kKernelColumns),
+                  pad_last(x.narrow(-1, V, D - V), kKernelColumns)},
+                 -1);
 }
 
 Tensor unpad_parts(const Tensor& x, int64_t D, int64_t V) {
   if (x.size(-1) == D) return x;
-  if (V % kColumns == 0 || V == D) return x.narrow(-1, 0, D).contiguous();
-  return at::cat({x.narrow(-1, 0, V), x.narrow(-1, round_up(V, kColumns), D - V)}, -1);
+  if (V % kKernelColumns == 0 || V == D) return x.narrow(-1, 0, D).contiguous();
+  return at::cat({x.narrow(-1, 0, V), x.narrow(-1, round_up(V, kKernelColumns), D - V)}, -1);
 }
 
 // The kernels' view of the operands; holds what it points at.
@@ -45,7 +44,7 @@ struct Operands {
              .L = key.size(1),
              .H = query.size(2),
              .D = query_BSHD.size(3),
-             .V = round_up(V, kColumns),
+             .V = round_up(V, kKernelColumns),
              .K = indices.size(2),
              .scale = static_cast<float>(scale),
              .query = query_BSHD.const_data_ptr(),
@@ -77,7 +76,7 @@ struct SparseAttention : torch::autograd::Function<SparseAttention> {
     const int64_t B = query.size(0), S = query.size(1), H = query.size(2), V = options.value_dim;
     const int64_t K = options.return_head_sum ? indices.size(2) : 0;
     const auto fp32 = query.options().dtype(at::kFloat);
-    Tensor out = at::empty({B, S, H, round_up(V, kColumns)}, query.options());
+    Tensor out = at::empty({B, S, H, round_up(V, kKernelColumns)}, query.options());
     const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
     const Tensor head_sum = at::empty({B, S, K}, fp32);
     if (!query.is_meta() && indices.size(2) > 0) {
@@ -114,7 +113,7 @@ struct SparseAttention : torch::autograd::Function<SparseAttention> {
 // Keys or values of each head as rows a stride apart, padded; a copy only where it must be.
 Tensor head_rows(const Tensor& x_BLHD) {
   const int64_t D = x_BLHD.size(3);
-  const Tensor x = D % kColumns == 0 ? x_BLHD : pad_last(x_BLHD, kColumns);
+  const Tensor x = D % kKernelColumns == 0 ? x_BLHD : pad_last(x_BLHD, kKernelColumns);
   return as_rows(x, {x.size(0) * x.size(1) * x.size(2), x.size(3)});
 }
 
@@ -125,7 +124,7 @@ struct ExpandedOperands {
 
   ExpandedOperands(const Tensor& query, const Tensor& key, const Tensor& value,
                    const Tensor& indices, double scale)
-      : query_BSHD(pad_last(query, kColumns)),
+      : query_BSHD(pad_last(query, kKernelColumns)),
         key_rows(head_rows(key)),
         value_rows(head_rows(value)),
         indices_BSK(indices.to(at::kInt).contiguous()),
@@ -158,7 +157,7 @@ struct ExpandedSparseAttention : torch::autograd::Function<ExpandedSparseAttenti
     const int64_t B = query.size(0), S = query.size(1), H = query.size(2), V = value.size(3);
     const int64_t K = options.return_head_sum ? indices.size(2) : 0;
     const auto fp32 = query.options().dtype(at::kFloat);
-    Tensor out = at::empty({B, S, H, round_up(V, kColumns)}, query.options());
+    Tensor out = at::empty({B, S, H, round_up(V, kKernelColumns)}, query.options());
     const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
     const Tensor head_sum = at::empty({B, S, K}, fp32);
     if (!query.is_meta() && indices.size(2) > 0) {
@@ -189,8 +188,8 @@ struct ExpandedSparseAttention : torch::autograd::Function<ExpandedSparseAttenti
     const double scale = ctx->saved_data["scale"].toDouble();
     ExpandedOperands operands(query, key, value, indices, scale);
     const auto& a = operands.args;
-    const Tensor out = pad_last(saved[4], kColumns);
-    const Tensor d_out = pad_last(grads[0].to(query.scalar_type()), kColumns);
+    const Tensor out = pad_last(saved[4], kKernelColumns);
+    const Tensor d_out = pad_last(grads[0].to(query.scalar_type()), kKernelColumns);
     const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
     const Tensor d_key = at::empty({a.B, a.L, a.H, a.D}, key.options());
     const Tensor d_value = at::empty({a.B, a.L, a.H, a.V}, value.options());
@@ -284,8 +283,8 @@ SparseAttentionGradients sparse_flash_attention_grad(const AttentionState& atten
   if (indices_BSK.size(2) == 0) return {at::zeros_like(query), at::zeros_like(key)};
   const StatisticsOfKernel statistics(attention);
   Operands operands(query, key, indices_BSK, attention.scale, V);
-  const Tensor out = pad_last(out_BSHV.to(query.scalar_type()), kColumns);
-  const Tensor d_out = pad_last(d_out_BSHV.to(query.scalar_type()), kColumns);
+  const Tensor out = pad_last(out_BSHV.to(query.scalar_type()), kKernelColumns);
+  const Tensor d_out = pad_last(d_out_BSHV.to(query.scalar_type()), kKernelColumns);
   const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
   const Tensor d_key = at::empty(operands.key_BLD.sizes(), key.options());
   operands.args.out = out.data_ptr();
