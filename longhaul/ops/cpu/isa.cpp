@@ -32,17 +32,36 @@ IsaChoice choose() {
       if (!is_supported(isa)) {
         fail_user("LONGHAUL_ISA = {}: this processor lacks it ({})", wanted, requirement(isa));
       }
-      return {isa, "LONGHAUL_ISA names it"};
+      return {isa, isa, "LONGHAUL_ISA names it"};
     }
     fail_user("LONGHAUL_ISA = {}: must be avx512_bf16, avx512, avx2 or portable", wanted);
   }
   for (const Isa isa : kAllIsas) {
     if (!is_supported(isa)) continue;
     std::string reason = std::string("the processor has ") + requirement(isa);
-    if (isa != Isa::kAvx512Bf16 || !has_slow_bf16()) return {isa, reason};
-    return {Isa::kAvx512, reason + ", but Intel's bf16 instruction is slower than fp32 ones"};
+    if (isa != Isa::kAvx512Bf16 || !has_slow_bf16()) return {isa, isa, reason};
+    return {Isa::kAvx512, isa,
+            reason +
+                ", but Intel's bf16 products are slower than fp32 ones; pointwise kernels round "
+                "with avx512_bf16"};
   }
-  return {Isa::kPortable, requirement(Isa::kPortable)};
+  return {Isa::kPortable, Isa::kPortable, requirement(Isa::kPortable)};
+}
+
+// The table of one instruction set with the pointwise kernels of another.
+KernelTable mixed(const KernelTable& products, const KernelTable& pointwise) {
+  KernelTable table = products;
+  table.rms_norm = pointwise.rms_norm;
+  table.rms_norm_grad_workspace = pointwise.rms_norm_grad_workspace;
+  table.rms_norm_grad = pointwise.rms_norm_grad;
+  table.rotary_mul = pointwise.rotary_mul;
+  table.swiglu = pointwise.swiglu;
+  table.swiglu_grad = pointwise.swiglu_grad;
+  table.moe_token_permute = pointwise.moe_token_permute;
+  table.moe_token_unpermute = pointwise.moe_token_unpermute;
+  table.cross_entropy = pointwise.cross_entropy;
+  table.adam_w = pointwise.adam_w;
+  return table;
 }
 
 }  // namespace
@@ -101,6 +120,10 @@ const KernelTable& kernels_of(Isa isa) {
   return portable::kTable;
 }
 
-const KernelTable& kernels() { return kernels_of(chosen_isa().isa); }
+const KernelTable& kernels() {
+  static const KernelTable table =
+      mixed(kernels_of(chosen_isa().isa), kernels_of(chosen_isa().pointwise));
+  return table;
+}
 
 }  // namespace longhaul::cpu

@@ -14,7 +14,8 @@ inline constexpr Isa kAllIsas[] = {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2,
                                    Isa::kPortable};  // best first
 
 struct IsaChoice {
-  Isa isa;
+  Isa isa;        // attention, the indexer, grouped products
+  Isa pointwise;  // norms, rotation, SwiGLU, permute, losses, AdamW; else the same
   std::string reason;
 };
 
@@ -33,7 +34,7 @@ const IsaChoice& chosen_isa();
 
 const KernelTable& kernels_of(Isa isa);
 
-// Those of chosen_isa().
+// Those of chosen_isa(); with LONGHAUL_ISA set all are of the one it names.
 const KernelTable& kernels();
 
 }  // namespace longhaul::cpu
