@@ -1,0 +1,402 @@
+// How ATen's operators reach DTensors: one boxed function stands for all of them on dispatch key
+// PrivateUse2. It asks the operator's rule for placements, moves the inputs there, calls the
+// operator on the parts and makes DTensors of the results. Decisions are cached.
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/library.h>
+
+#include <limits>
+
+#include "longhaul/base/error.h"
+#include "longhaul/dtensor/dispatch_cache.h"
+#include "longhaul/dtensor/dtensor.h"
+#include "longhaul/dtensor/op_call.h"
+#include "longhaul/dtensor/redistribute.h"
+
+namespace longhaul::dtensor {
+
+const Decision* DispatchCache::find(const Key& key, uint64_t hash) const {
+  const auto [begin, end] = entries_.equal_range(hash);
+  for (auto entry = begin; entry != end; ++entry) {
+    const auto& known = entry->second->key;
+    if (known.size() == key.size() && std::equal(key.begin(), key.end(), known.begin())) {
+      return &entry->second->decision;
+    }
+  }
+  return nullptr;
+}
+
+const Decision& DispatchCache::insert(const Key& key, uint64_t hash, Decision decision) {
+  auto entry = std::make_unique<Entry>(
+      Entry{std::vector<int64_t>(key.begin(), key.end()), std::move(decision)});
+  return entries_.emplace(hash, std::move(entry))->second->decision;
+}
+
+uint64_t DispatchCache::hash_of(const Key& key) {
+  uint64_t hash = 0xcbf29ce484222325U;
+  for (const int64_t word : key) {
+    hash = (hash ^ static_cast<uint64_t>(word)) * 0x9e3779b97f4a7c15U;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+using Key = DispatchCache::Key;
+
+// --- the key of a call -------------------------------------------------------------------------
+
+int64_t bits_of(double x) {
+  int64_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+void add_words(Key& key, at::IntArrayRef words) {
+  key.push_back(static_cast<int64_t>(words.size()));
+  key.append(words.begin(), words.end());
+}
+
+void add_tensor(Key& key, const Tensor& x) {
+  if (!x.defined()) {
+    key.push_back(-1);
+    return;
+  }
+  key.push_back(static_cast<int64_t>(x.scalar_type()));
+  if (is_dtensor(x)) {
+    add_words(key, x.sizes());
+    key.append(x.strides().begin(), x.strides().end());
+    for (const auto& placement : spec_of(x).placements) {
+      int32_t bits = 0;
+      static_assert(sizeof(Placement) <= sizeof bits);
+      std::memcpy(&bits, static_cast<const void*>(&placement), sizeof placement);
+      key.push_back(bits);
+    }
+  } else {
+    key.push_back(-2 - x.dim());
+  }
+}
+
+// False if it holds something that the key cannot describe.
+bool add_value(Key& key, const IValue& value) {
+  if (value.isTensor()) {
+    add_tensor(key, value.toTensor());
+  } else if (value.isInt()) {
+    key.push_back(value.toInt());
+  } else if (value.isNone()) {
+    key.push_back(std::numeric_limits<int64_t>::min());
+  } else if (value.isBool()) {
+    key.push_back(value.toBool() ? 1 : 0);
+  } else if (value.isDouble()) {
+    key.push_back(bits_of(value.toDouble()));
+    key.push_back(0);
+  } else if (value.isDevice()) {
+    key.push_back(static_cast<int64_t>(value.toDevice().type()));
+  } else if (value.isString()) {
+    key.push_back(static_cast<int64_t>(std::hash<std::string_view>()(value.toStringView())));
+  } else if (value.isList()) {
+    const auto list = value.toListRef();
+    key.push_back(static_cast<int64_t>(list.size()));
+    for (const auto& element : list) {
+      if (!add_value(key, element)) return false;
+    }
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// --- deciding ----------------------------------------------------------------------------------
+
+Tensor on_meta(const Tensor& x) {
+  return at::empty_strided(x.sizes(), x.strides(), x.options().device(at::kMeta));
+}
+
+template <typename F>
+IValue map_tensors(const IValue& value, const F& f) {
+  if (value.isTensor()) return value.toTensor().defined() ? IValue(f(value.toTensor())) : value;
+  if (value.isTensorList()) {
+    c10::List<Tensor> list;
+    for (const Tensor& x : value.toTensorList()) list.push_back(x.defined() ? f(x) : x);
+    return list;
+  }
+  if (value.isList()) {
+    const auto elements = value.toListRef();
+    bool has_tensors = false;
+    for (const auto& element : elements) has_tensors |= element.isTensor();
+    if (!has_tensors) return value;
+    c10::List<std::optional<Tensor>> list;
+    for (const auto& element : elements) {
+      list.push_back(element.isTensor() && element.toTensor().defined()
+                         ? std::optional<Tensor>(f(element.toTensor()))
+                         : std::nullopt);
+    }
+    return list;
+  }
+  return value;
+}
+
+// Sizes and strides of the results' wholes, by the operator on the Meta device.
+std::vector<Decision::Output> infer_outputs(const c10::OperatorHandle& op,
+                                            c10::ArrayRef<IValue> args) {
+  Stack stack;
+  for (const IValue& arg : args) {
+    stack.push_back(arg.isDevice() ? IValue(at::Device(at::kMeta)) : map_tensors(arg, on_meta));
+  }
+  op.callBoxed(stack);
+  std::vector<Decision::Output> outputs;
+  const auto add = [&](const Tensor& x) {
+    outputs.push_back(x.defined() ? Decision::Output{{}, x.sizes().vec(), x.strides().vec()}
+                                  : Decision::Output{});
+  };
+  for (const IValue& result : stack) {
+    if (result.isTensor()) {
+      add(result.toTensor());
+    } else {
+      LONGHAUL_CHECK(result.isTensorList(), "{} returns something else than tensors",
+                     op.schema().name());
+      for (const Tensor& x : result.toTensorList()) add(x);
+    }
+  }
+  return outputs;
+}
+
+std::string describe_inputs(const OpCall& call) {
+  std::string text;
+  for (size_t i = 0; i < call.num_inputs(); ++i) {
+    const Tensor& x = call.input(i);
+    text += fmt::format("{}[{}] {}", i ? ", " : "", fmt::join(x.sizes(), ", "),
+                        is_dtensor(x) ? text_of(spec_of(x).placements) : "plain");
+  }
+  return text;
+}
+
+const RuleEntry& rule_of(const OpCall& call) {
+  const RuleEntry* entry = find_rule(call.full_name());
+  LONGHAUL_CHECK(entry != nullptr,
+                 "no sharding rule for {} on {}; rules stand in longhaul/dtensor/rules, add one to "
+                 "the file of its family",
+                 call.full_name(), describe_inputs(call));
+  return *entry;
+}
+
+// The argument that result `i` is, written in place; -1 if the result is new.
+int written_arg(const c10::FunctionSchema& schema, size_t i) {
+  if (i >= schema.returns().size()) return -1;
+  const auto* alias = schema.returns()[i].alias_info();
+  if (alias == nullptr || !alias->isWrite()) return -1;
+  for (size_t arg = 0; arg < schema.arguments().size(); ++arg) {
+    const auto* own = schema.arguments()[arg].alias_info();
+    if (own != nullptr && own->isWrite() && own->beforeSets() == alias->beforeSets()) {
+      return static_cast<int>(arg);
+    }
+  }
+  return -1;
+}
+
+bool is_written(const c10::FunctionSchema& schema, const OpCall& call, size_t input) {
+  for (size_t arg = 0; arg < schema.arguments().size(); ++arg) {
+    const auto* alias = schema.arguments()[arg].alias_info();
+    if (alias != nullptr && alias->isWrite() && call.input_of(arg) == static_cast<int>(input)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+double cost_of(const c10::FunctionSchema& schema, const OpCall& call, const Strategy& strategy,
+               size_t axis, int64_t ranks) {
+  double cost = 0;
+  for (size_t i = 0; i < call.num_inputs(); ++i) {
+    const Tensor& x = call.input(i);
+    // A number that every rank has.
+    const bool plain = !is_dtensor(x);
+    const Placement now = plain ? Placement::replicate() : spec_of(x).placements[axis];
+    const Placement& wanted = strategy.inputs[i];
+    if (now == wanted) continue;
+    if (plain || is_written(schema, call, i)) return std::numeric_limits<double>::infinity();
+    cost += redistribute_cost(x.numel() * static_cast<int64_t>(x.element_size()), ranks, now,
+                              wanted);
+  }
+  return cost;
+}
+
+Strategy cheapest(const c10::OperatorHandle& op, const OpCall& call, const RuleEntry& entry,
+                  const DeviceMesh& mesh, size_t axis) {
+  const int64_t ranks = mesh.axis(static_cast<int>(axis)).size();
+  auto strategies = entry.rule(call, ranks);
+  const Strategy* best = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  for (const auto& strategy : strategies) {
+    const double cost = cost_of(op.schema(), call, strategy, axis, ranks);
+    if (cost < least) {
+      least = cost;
+      best = &strategy;
+    }
+  }
+  LONGHAUL_CHECK(best != nullptr, "{} has no way to compute on {} along axis {} of mesh {} (rule in {})",
+                 call.full_name(), describe_inputs(call), mesh.axis(static_cast<int>(axis)).axis(),
+                 mesh.text(), entry.file);
+  return *best;
+}
+
+Decision decide(const c10::OperatorHandle& op, const RuleEntry& entry, OpCall& call,
+                const DeviceMesh& mesh) {
+  Decision decision;
+  decision.outputs = infer_outputs(op, call.args());
+  for (const auto& output : decision.outputs) call.output_sizes.push_back(output.sizes);
+  decision.inputs.resize(call.num_inputs());
+  for (size_t axis = 0; axis < static_cast<size_t>(mesh.num_axes()); ++axis) {
+    const Strategy strategy = cheapest(op, call, entry, mesh, axis);
+    for (size_t i = 0; i < call.num_inputs(); ++i) {
+      decision.inputs[i].push_back(strategy.inputs[i]);
+    }
+    for (size_t i = 0; i < decision.outputs.size(); ++i) {
+      // Lists of results are as long as it takes; their placement is the first one's.
+      decision.outputs[i].placements.push_back(
+          strategy.outputs[std::min(i, strategy.outputs.size() - 1)]);
+    }
+  }
+  for (size_t i = 0; i < call.num_inputs(); ++i) {
+    if (is_dtensor(call.input(i))) {
+      decision.redistributes |= decision.inputs[i] != spec_of(call.input(i)).placements;
+    }
+  }
+  if (entry.size_arg >= 0) {
+    decision.local_sizes =
+        mesh.local_sizes(decision.outputs[0].sizes, decision.outputs[0].placements);
+  }
+  return decision;
+}
+
+// --- executing ---------------------------------------------------------------------------------
+
+const Mesh& mesh_of(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args) {
+  const Mesh* mesh = nullptr;
+  const auto look = [&](const Tensor& x) {
+    if (!is_dtensor(x)) {
+      LONGHAUL_CHECK(!x.defined() || x.dim() == 0,
+                     "{}: a plain tensor [{}] beside a DTensor; make it one with distribute() or "
+                     "from_local()",
+                     op.schema().name(), fmt::join(x.sizes(), ", "));
+      return;
+    }
+    const Mesh& own = spec_of(x).mesh;
+    LONGHAUL_CHECK(mesh == nullptr || *mesh == own, "{}: DTensors on two meshes, {} and {}",
+                   op.schema().name(), (*mesh)->text(), own->text());
+    mesh = &own;
+  };
+  for (const IValue& arg : args) {
+    if (arg.isTensor()) {
+      look(arg.toTensor());
+    } else if (arg.isList()) {
+      for (const IValue& element : arg.toListRef()) {
+        if (element.isTensor()) look(element.toTensor());
+      }
+    }
+  }
+  LONGHAUL_CHECK(mesh != nullptr, "{} without a DTensor", op.schema().name());
+  return *mesh;
+}
+
+void execute(const c10::OperatorHandle& op, Stack& stack, const Mesh& mesh, const RuleEntry& entry,
+             const Decision& decision) {
+  const auto& schema = op.schema();
+  const size_t num_args = schema.arguments().size();
+  const size_t first = stack.size() - num_args;
+  std::vector<IValue> written;  // what results that are arguments go back to
+  for (size_t i = 0; i < schema.returns().size(); ++i) {
+    const int arg = written_arg(schema, i);
+    written.push_back(arg < 0 ? IValue() : stack[first + static_cast<size_t>(arg)]);
+  }
+  size_t input = 0;
+  const auto local = [&](const Tensor& x) {
+    const Placements& wanted = decision.inputs[input++];
+    if (!is_dtensor(x)) return x;
+    if (!decision.redistributes) return local_of(x);
+    return redistribute_local(local_of(x), x.sizes(), *mesh, spec_of(x).placements, wanted);
+  };
+  for (size_t i = first; i < stack.size(); ++i) {
+    if (stack[i].isTensor()) {
+      if (stack[i].toTensor().defined()) stack[i] = local(stack[i].toTensor());
+    } else if (stack[i].isList()) {
+      stack[i] = map_tensors(stack[i], local);
+    }
+  }
+  if (entry.size_arg >= 0) {
+    stack[first + static_cast<size_t>(entry.size_arg)] = decision.local_sizes;
+  }
+  op.callBoxed(stack);
+
+  size_t output = 0;
+  const auto whole = [&](const Tensor& x) {
+    const auto& spec = decision.outputs[output++];
+    return x.defined() ? wrap(x, {mesh, spec.placements}, spec.sizes, spec.strides) : x;
+  };
+  for (size_t i = 0; i < schema.returns().size(); ++i) {
+    IValue& result = stack[first + i];
+    if (!written[i].isNone()) {
+      result = std::move(written[i]);
+      ++output;
+    } else if (result.isTensor()) {
+      result = whole(result.toTensor());
+    } else {
+      c10::List<Tensor> list;
+      for (const Tensor& x : result.toTensorList()) list.push_back(whole(x));
+      result = std::move(list);
+    }
+  }
+}
+
+void dispatch(const c10::OperatorHandle& op, Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const auto args = torch::jit::last(*stack, op.schema().arguments().size());
+  const Mesh mesh = mesh_of(op, args);
+  Key key;
+  key.push_back(reinterpret_cast<int64_t>(&op.schema()));
+  bool cacheable = true;
+  for (const IValue& arg : args) cacheable = cacheable && add_value(key, arg);
+  const uint64_t hash = DispatchCache::hash_of(key);
+  if (cacheable) {
+    if (const Decision* known = mesh->cache().find(key, hash)) {
+      execute(op, *stack, mesh, *known->entry, *known);
+      return;
+    }
+  }
+  OpCall call(op, args);
+  const RuleEntry& entry = rule_of(call);
+  if (entry.handler != nullptr) {
+    entry.handler(op, *stack);
+    return;
+  }
+  Decision decision = decide(op, entry, call, *mesh);
+  decision.entry = &entry;
+  if (!cacheable) {
+    execute(op, *stack, mesh, entry, decision);
+    return;
+  }
+  execute(op, *stack, mesh, entry, mesh->cache().insert(key, hash, std::move(decision)));
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse2, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+}
+
+// A composite kernel would win over the fallback.
+TORCH_LIBRARY_IMPL(aten, PrivateUse2, m) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    const auto op = dispatcher.findOp(name);
+    if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) continue;
+    const std::string full =
+        name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+  }
+}
+
+}  // namespace
+}  // namespace longhaul::dtensor

@@ -1,0 +1,44 @@
+// What the dispatcher decided for an operator on a mesh, by everything that the decision depends
+// on. One rank's thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "longhaul/dtensor/placement.h"
+
+namespace longhaul::dtensor {
+
+struct Decision {
+  std::vector<Placements> inputs;  // of the DTensors among the inputs, in order
+  const struct RuleEntry* entry = nullptr;
+  bool redistributes = false;      // some input lies otherwise
+  struct Output {
+    Placements placements;
+    std::vector<int64_t> sizes, strides;  // of the whole
+  };
+  std::vector<Output> outputs;
+  std::vector<int64_t> local_sizes;  // for the size argument, where there is one
+};
+
+class DispatchCache {
+ public:
+  using Key = c10::SmallVector<int64_t, 96>;
+
+  const Decision* find(const Key& key, uint64_t hash) const;
+  const Decision& insert(const Key& key, uint64_t hash, Decision decision);
+  size_t size() const { return entries_.size(); }
+
+  static uint64_t hash_of(const Key& key);
+
+ private:
+  struct Entry {
+    std::vector<int64_t> key;
+    Decision decision;
+  };
+  std::unordered_multimap<uint64_t, std::unique_ptr<Entry>> entries_;
+};
+
+}  // namespace longhaul::dtensor

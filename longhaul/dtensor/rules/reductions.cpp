@@ -1,0 +1,130 @@
+// Operators that reduce, scan or normalise along dims. A cut of a reduced dim leaves terms where the
+// reduction can be made of parts; a dim that is scanned or normalised must be whole.
+#include <algorithm>
+
+#include "longhaul/dtensor/rules/rules.h"
+
+namespace longhaul::dtensor {
+namespace {
+
+// Cuts of the dims outside `dims`; `kept`: the results keep the reduced dims.
+std::vector<Strategy> outside(const OpCall& call, const std::vector<int64_t>& dims, bool kept) {
+  std::vector<Strategy> strategies = {replicated(call)};
+  int64_t out = 0;
+  for (int64_t dim = 0; dim < call.input(0).dim(); ++dim) {
+    const bool reduced = std::find(dims.begin(), dims.end(), dim) != dims.end();
+    if (!reduced) {
+      Strategy strategy = uniform(call, Placement::shard(dim));
+      for (auto& placement : strategy.outputs) placement = Placement::shard(out);
+      strategies.push_back(strategy);
+    }
+    out += !reduced || kept ? 1 : 0;
+  }
+  return strategies;
+}
+
+// And cuts of the dims inside, whose results are `reduction`'s terms. Equal parts only if `equal`:
+// else a part may be empty, or weigh less.
+std::vector<Strategy> reduced(const OpCall& call, const std::vector<int64_t>& dims, bool kept,
+                              Reduction reduction, bool equal, int64_t ranks) {
+  auto strategies = outside(call, dims, kept);
+  for (const int64_t dim : dims) {
+    if (equal && call.input(0).size(dim) % ranks != 0) continue;
+    Strategy strategy = uniform(call, Placement::partial(reduction));
+    strategy.inputs[0] = Placement::shard(dim);
+    strategies.push_back(strategy);
+  }
+  return strategies;
+}
+
+std::vector<int64_t> every_dim(const OpCall& call) {
+  std::vector<int64_t> dims;
+  for (int64_t dim = 0; dim < call.input(0).dim(); ++dim) dims.push_back(dim);
+  return dims;
+}
+
+std::vector<Strategy> sum_all(const OpCall& call, int64_t ranks) {
+  auto strategies = reduced(call, every_dim(call), false, Reduction::kSum, false, ranks);
+  strategies.push_back(uniform(call, Placement::partial()));
+  return strategies;
+}
+
+std::vector<Strategy> sum(const OpCall& call, int64_t ranks) {
+  auto strategies =
+      reduced(call, call.dims_arg(1), call.bool_arg(2), Reduction::kSum, false, ranks);
+  strategies.push_back(uniform(call, Placement::partial()));
+  return strategies;
+}
+
+std::vector<Strategy> mean_all(const OpCall& call, int64_t ranks) {
+  return reduced(call, every_dim(call), false, Reduction::kAvg, true, ranks);
+}
+
+std::vector<Strategy> mean(const OpCall& call, int64_t ranks) {
+  return reduced(call, call.dims_arg(1), call.bool_arg(2), Reduction::kAvg, true, ranks);
+}
+
+std::vector<Strategy> amax(const OpCall& call, int64_t ranks) {
+  return reduced(call, call.dims_arg(1), call.bool_arg(2), Reduction::kMax, true, ranks);
+}
+
+std::vector<Strategy> amin(const OpCall& call, int64_t ranks) {
+  return reduced(call, call.dims_arg(1), call.bool_arg(2), Reduction::kMin, true, ranks);
+}
+
+std::vector<Strategy> max_all(const OpCall& call, int64_t ranks) {
+  return reduced(call, every_dim(call), false, Reduction::kMax, true, ranks);
+}
+
+std::vector<Strategy> min_all(const OpCall& call, int64_t ranks) {
+  return reduced(call, every_dim(call), false, Reduction::kMin, true, ranks);
+}
+
+// Dims in argument 1, keepdim in argument 2; nothing to be made of parts.
+std::vector<Strategy> whole_dims(const OpCall& call, int64_t /*ranks*/) {
+  return outside(call, call.dims_arg(1), call.bool_arg(2));
+}
+
+std::vector<Strategy> all_whole(const OpCall& call, int64_t /*ranks*/) {
+  return {replicated(call)};
+}
+
+// A dim in argument `arg`, which the results keep.
+template <size_t arg>
+std::vector<Strategy> along(const OpCall& call, int64_t /*ranks*/) {
+  return outside(call, {call.dim_arg(arg)}, true);
+}
+
+// The last two dims are one matrix.
+std::vector<Strategy> triangle(const OpCall& call, int64_t /*ranks*/) {
+  const int64_t dims = call.input(0).dim();
+  auto strategies = outside(call, {dims - 2, dims - 1}, true);
+  strategies.push_back(uniform(call, Placement::partial()));
+  return strategies;
+}
+
+}  // namespace
+
+void add_reduction_rules(RuleTable& table) {
+  const auto add = [&](Rule rule, std::initializer_list<const char*> names) {
+    for (const char* name : names) {
+      table[std::string("aten::") + name] = {.rule = rule, .file = __FILE__};
+    }
+  };
+  add(sum_all, {"sum"});
+  add(sum, {"sum.dim_IntList"});
+  add(mean_all, {"mean"});
+  add(mean, {"mean.dim"});
+  add(amax, {"amax"});
+  add(amin, {"amin"});
+  add(max_all, {"max"});
+  add(min_all, {"min"});
+  add(whole_dims, {"logsumexp", "max.dim", "min.dim", "argmax", "argmin", "any.dim", "all.dim",
+                   "prod.dim_int"});
+  add(all_whole, {"any", "all"});
+  add(along<1>, {"_softmax", "_log_softmax", "cumsum", "cumprod", "sort", "flip"});
+  add(along<2>, {"_softmax_backward_data", "_log_softmax_backward_data", "topk", "sort.stable"});
+  add(triangle, {"tril", "triu"});
+}
+
+}  // namespace longhaul::dtensor

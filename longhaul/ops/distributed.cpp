@@ -1,0 +1,38 @@
+#include "longhaul/ops/distributed.h"
+
+#include <torch/library.h>
+
+namespace longhaul::ops {
+
+TORCH_LIBRARY(longhaul_model, m) {
+  m.def("embedding(Tensor weight, Tensor ids) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps, int kernel) -> Tensor");
+  m.def(
+      "rms_norm_add(Tensor x, Tensor residual, Tensor weight, float eps, int kernel) -> (Tensor, "
+      "Tensor)");
+  m.def("rotary_mul(Tensor x, Tensor cos, Tensor sin, int mode, int kernel) -> Tensor");
+  m.def("swiglu(Tensor gate, Tensor up, int kernel) -> Tensor");
+  m.def("linear_by_head(Tensor x, Tensor weight) -> Tensor");
+  m.def("linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, int kernel) -> Tensor");
+  // With a value the keys and values are each head's own; value_dim, the head sum and the
+  // statistics as in AttentionOptions.
+  m.def(
+      "flash_attention(Tensor query, Tensor key, Tensor? value, Tensor doc_start, float scale, int "
+      "value_dim, bool head_sum, bool statistics, int kernel) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "sparse_flash_attention(Tensor query, Tensor key, Tensor? value, Tensor indices, float "
+      "scale, int value_dim, bool head_sum, bool statistics, int kernel) -> (Tensor, Tensor, "
+      "Tensor, Tensor)");
+  m.def(
+      "lightning_indexer(Tensor query, Tensor key, Tensor weights, Tensor doc_start, int topk, int "
+      "kernel) -> (Tensor, Tensor)");
+  m.def(
+      "sparse_indexer_kl_loss(Tensor query, Tensor key, Tensor weights, Tensor indices, Tensor "
+      "head_sum, Tensor? scores, int kernel) -> Tensor");
+  m.def(
+      "dense_indexer_kl_loss(Tensor query, Tensor key, Tensor weights, Tensor attention_query, "
+      "Tensor attention_key, Tensor softmax_max, Tensor softmax_sum, float scale, Tensor "
+      "doc_start, int kernel) -> Tensor");
+}
+
+}  // namespace longhaul::ops
