@@ -1,0 +1,165 @@
+#include "longhaul/dtensor/world.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "longhaul/dtensor/fake_backend.h"
+#include "longhaul/dtensor/gloo_backend.h"
+
+namespace longhaul::dtensor {
+namespace {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using std::chrono::milliseconds;
+
+struct GroupRequest {
+  std::string name;  // unique, the same on all members
+  std::vector<int> global_ranks;
+  int rank_in_group;
+  milliseconds timeout;
+};
+
+using Connect = std::function<BackendPtr(const GroupRequest&)>;
+
+constexpr const char* kLoopback = "127.0.0.1";
+
+Connect connect_by_gloo(StorePtr store, GlooDevice device) {
+  return [store = std::move(store), device = std::move(device)](const GroupRequest& request) {
+    return make_gloo_backend({.store = c10::make_intrusive<c10d::PrefixStore>(request.name, store),
+                              .device = device,
+                              .rank = request.rank_in_group,
+                              .size = narrow<int>(request.global_ranks.size()),
+                              .timeout = request.timeout});
+  };
+}
+
+StorePtr open_tcp_store(int rank, int size, const std::string& host, int port,
+                        milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = narrow<uint16_t>(port);
+  options.isServer = rank == 0;
+  options.numWorkers = size;
+  options.timeout = timeout;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(host, options);
+  } catch (const c10::Error& error) {
+    throw Error(fmt::format(
+        "rank {}: the {} ranks did not meet at {}:{} within {} ms ({}); check that all run, that "
+        "rank 0 listens there and that the port is free",
+        rank, size, host, port, timeout.count(), error.what_without_backtrace()));
+  }
+}
+
+}  // namespace
+
+struct World::State {
+  int rank = 0, size = 1;
+  std::string backend;
+  Connect connect;  // empty for a single rank
+  milliseconds timeout = Communicator::kDefaultTimeout;
+  CollectiveLog log;
+  std::map<std::string, int> made;   // groups made by axis and ranks
+  std::vector<Communicator> groups;  // after the log, which they need
+};
+
+World::World(std::unique_ptr<State> state) : state_(std::move(state)) {
+  LONGHAUL_CHECK(state_->rank >= 0 && state_->rank < state_->size,
+                 "rank {} is not in a world of {}", state_->rank, state_->size);
+}
+World::World(World&&) noexcept = default;
+World& World::operator=(World&&) noexcept = default;
+World::~World() = default;
+
+World World::single() {
+  auto state = std::make_unique<State>();
+  state->backend = "single";
+  return World(std::move(state));
+}
+
+World World::thread(ThreadGroup& group, int rank) {
+  auto state = std::make_unique<State>();
+  state->rank = rank;
+  state->size = group.size();
+  state->backend = "threads";
+  state->connect = [group](const GroupRequest& request) mutable {
+    return group.join(request.name, request.global_ranks, request.rank_in_group);
+  };
+  return World(std::move(state));
+}
+
+World World::gloo_threads(StorePtr store, int rank, int size) {
+  auto state = std::make_unique<State>();
+  state->rank = rank;
+  state->size = size;
+  state->backend = "gloo";
+  state->connect = connect_by_gloo(std::move(store), make_gloo_device(kLoopback));
+  return World(std::move(state));
+}
+
+World World::process(int rank, int size, const std::string& host, int port, milliseconds timeout) {
+  auto state = std::make_unique<State>();
+  state->rank = rank;
+  state->size = size;
+  state->backend = "gloo";
+  state->timeout = timeout;
+  // All on this machine: its own name may not resolve.
+  const bool local = host == "localhost" || host == kLoopback;
+  state->connect = connect_by_gloo(open_tcp_store(rank, size, host, port, timeout),
+                                   make_gloo_device(local ? kLoopback : ""));
+  return World(std::move(state));
+}
+
+World World::fake(int rank, int size) {
+  auto state = std::make_unique<State>();
+  state->rank = rank;
+  state->size = size;
+  state->backend = "fake";
+  state->connect = [](const GroupRequest& request) {
+    return make_fake_backend(request.rank_in_group, narrow<int>(request.global_ranks.size()));
+  };
+  return World(std::move(state));
+}
+
+int World::rank() const { return state_->rank; }
+int World::size() const { return state_->size; }
+const std::string& World::backend() const { return state_->backend; }
+CollectiveLog& World::log() const { return state_->log; }
+
+void World::set_timeout(milliseconds timeout) {
+  state_->timeout = timeout;
+  for (Communicator& group : state_->groups) group.set_timeout(timeout);
+}
+
+Communicator World::make_group(const std::string& axis, const std::vector<int>& global_ranks) {
+  const auto own = std::find(global_ranks.begin(), global_ranks.end(), rank());
+  const std::set<int> distinct(global_ranks.begin(), global_ranks.end());
+  LONGHAUL_CHECK(own != global_ranks.end() && distinct.size() == global_ranks.size() &&
+                     *distinct.begin() >= 0 && *distinct.rbegin() < size(),
+                 "rank {}: the group of axis {} has ranks {}; expected distinct ranks of 0 to {}, "
+                 "this one among them",
+                 rank(), axis, fmt::join(global_ranks, ", "), size() - 1);
+  if (global_ranks.size() == 1) return Communicator::alone(axis, rank(), log());
+  const std::string members = fmt::format("{}:{}", axis, fmt::join(global_ranks, ","));
+  const GroupRequest request{fmt::format("{}#{}", members, state_->made[members]++), global_ranks,
+                             narrow<int>(own - global_ranks.begin()), state_->timeout};
+  BackendPtr backend;
+  try {
+    backend = state_->connect(request);
+  } catch (const c10::Error& error) {
+    throw CollectiveError(fmt::format("rank {}: the group of axis {} (ranks {}) did not form: {}",
+                                      rank(), axis, fmt::join(global_ranks, ", "),
+                                      error.what_without_backtrace()));
+  }
+  Communicator group(std::move(backend), axis, global_ranks, log());
+  group.set_timeout(state_->timeout);
+  state_->groups.push_back(group);
+  return group;
+}
+
+}  // namespace longhaul::dtensor

@@ -1,0 +1,62 @@
+// One rank's view of all ranks: who it is, how they are reached, and the groups that they form. A
+// value that is handed down (no global): a process usually holds one, tests hold one a thread, and
+// the planner any that it likes. Groups and the log live as long as it does.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "longhaul/dtensor/communicator.h"
+#include "longhaul/dtensor/thread_backend.h"
+
+namespace c10d {
+class Store;
+}  // namespace c10d
+
+namespace longhaul::dtensor {
+
+class World {
+ public:
+  // The only rank.
+  static World single();
+  // A rank that is a thread; `group` has one entry a rank.
+  static World thread(ThreadGroup& group, int rank);
+  // A rank that is a thread and talks through gloo; all have the same `store` (a c10d HashStore).
+  static World gloo_threads(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
+  // A rank that is a process and talks through gloo. All meet at `host`:`port`, where rank 0
+  // listens; its World must end last. Returns when all have come; throws Error after `timeout`,
+  // which is also the time limit of the groups until set_timeout().
+  static World process(int rank, int size, const std::string& host, int port,
+                       std::chrono::milliseconds timeout);
+  // Rank `rank` of a world whose other ranks do not exist; collectives do nothing, on any device.
+  static World fake(int rank, int size);
+
+  World(World&&) noexcept;
+  World& operator=(World&&) noexcept;
+  ~World();
+
+  int rank() const;
+  int size() const;
+  const std::string& backend() const;  // "single", "threads", "gloo" or "fake"
+  CollectiveLog& log() const;
+
+  // The time limit of each collective, in all groups there are and will be. Starting takes longer
+  // than training: a trainer sets a shorter one after its first step.
+  void set_timeout(std::chrono::milliseconds timeout);
+
+  // The group of `global_ranks` (distinct, this one among them), in that order, along mesh axis
+  // `axis`. All members must call it with the same arguments and make the groups that they share
+  // in the same order; others need not. Errors name rank and axis.
+  Communicator make_group(const std::string& axis, const std::vector<int>& global_ranks);
+
+ private:
+  struct State;
+  explicit World(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace longhaul::dtensor
