@@ -15,6 +15,8 @@
 
 namespace longhaul::dtensor {
 
+DispatchCache::DispatchCache() = default;
+
 const Decision* DispatchCache::find(const Key& key, uint64_t hash) const {
   const auto [begin, end] = entries_.equal_range(hash);
   for (auto entry = begin; entry != end; ++entry) {
@@ -69,12 +71,7 @@ void add_tensor(Key& key, const Tensor& x) {
   if (is_dtensor(x)) {
     add_words(key, x.sizes());
     key.append(x.strides().begin(), x.strides().end());
-    for (const auto& placement : spec_of(x).placements) {
-      int32_t bits = 0;
-      static_assert(sizeof(Placement) <= sizeof bits);
-      std::memcpy(&bits, static_cast<const void*>(&placement), sizeof placement);
-      key.push_back(bits);
-    }
+    for (const auto& placement : spec_of(x).placements) key.push_back(placement.code());
   } else {
     key.push_back(-2 - x.dim());
   }
@@ -227,7 +224,7 @@ double cost_of(const c10::FunctionSchema& schema, const OpCall& call, const Stra
 Strategy cheapest(const c10::OperatorHandle& op, const OpCall& call, const RuleEntry& entry,
                   const DeviceMesh& mesh, size_t axis) {
   const int64_t ranks = mesh.axis(static_cast<int>(axis)).size();
-  auto strategies = entry.rule(call, ranks);
+  const auto strategies = entry.rule(call, mesh.size());
   const Strategy* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const auto& strategy : strategies) {
@@ -246,7 +243,11 @@ Strategy cheapest(const c10::OperatorHandle& op, const OpCall& call, const RuleE
 Decision decide(const c10::OperatorHandle& op, const RuleEntry& entry, OpCall& call,
                 const DeviceMesh& mesh) {
   Decision decision;
-  decision.outputs = infer_outputs(op, call.args());
+  if (entry.like_input) {
+    decision.outputs.push_back({{}, call.input(0).sizes().vec(), call.input(0).strides().vec()});
+  } else {
+    decision.outputs = infer_outputs(op, call.args());
+  }
   for (const auto& output : decision.outputs) call.output_sizes.push_back(output.sizes);
   decision.inputs.resize(call.num_inputs());
   for (size_t axis = 0; axis < static_cast<size_t>(mesh.num_axes()); ++axis) {
@@ -388,10 +389,14 @@ TORCH_LIBRARY_IMPL(_, PrivateUse2, m) {
 // A composite kernel would win over the fallback.
 TORCH_LIBRARY_IMPL(aten, PrivateUse2, m) {
   auto& dispatcher = c10::Dispatcher::singleton();
+  const auto has_composite = [](const c10::OperatorHandle& op) {
+    return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+           op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+  };
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = dispatcher.findOp(name);
-    if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) continue;
+    if (!op || !has_composite(*op)) continue;
     const std::string full =
         name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&dispatch>());

@@ -27,6 +27,8 @@ class DispatchCache {
  public:
   using Key = c10::SmallVector<int64_t, 96>;
 
+  DispatchCache();  // in dispatch.cpp, so that whoever has a mesh has the dispatcher's registrations
+
   const Decision* find(const Key& key, uint64_t hash) const;
   const Decision& insert(const Key& key, uint64_t hash, Decision decision);
   size_t size() const { return entries_.size(); }

@@ -51,7 +51,7 @@ struct Strategy {
 };
 
 // All ways, the preferred ones first: of equal cost, the first is taken. `ranks` are those of the
-// axis.
+// mesh: the number of pieces that its axes together may cut a dim into.
 using Rule = std::vector<Strategy> (*)(const OpCall& call, int64_t ranks);
 
 // Does the whole operator itself, where placements do not say it all. Arguments are on the stack and
@@ -62,6 +62,7 @@ struct RuleEntry {
   Rule rule = nullptr;
   Handler handler = nullptr;
   int size_arg = -1;         // an argument that holds the sizes of result 0: made local
+  bool like_input = false;   // result 0 has the sizes of input 0: for operators without a Meta kernel
   const char* file = "";     // where the rule stands
 };
 

@@ -32,6 +32,11 @@ class Placement {
   // "Shard(1)", "Replicate", "Partial(sum)".
   std::string text() const;
 
+  // A number that no other placement has.
+  int64_t code() const {
+    return static_cast<int64_t>(kind_) << 16 | static_cast<int64_t>(reduction_) << 8 | dim_;
+  }
+
   bool operator==(const Placement&) const = default;
 
  private:

@@ -70,7 +70,7 @@ std::vector<Strategy> same(const OpCall& call, int64_t ranks) {
 std::vector<Strategy> to_copy(const OpCall& call, int64_t ranks) {
   const auto& wanted = call.args()[1];
   const bool narrows = !wanted.isNone() && c10::elementSize(wanted.toScalarType()) <
-                                               call.input(0).element_size();
+                                               static_cast<size_t>(call.input(0).element_size());
   return narrows ? pointwise(call, ranks) : same(call, ranks);
 }
 
@@ -92,7 +92,7 @@ void add_pointwise_rules(RuleTable& table) {
        "exp", "exp_", "log", "log_", "log1p", "expm1", "sqrt", "sqrt_", "rsqrt", "reciprocal",
        "reciprocal_", "sin", "cos", "tanh", "sigmoid", "sigmoid_", "silu", "silu_", "silu_backward",
        "sigmoid_backward", "tanh_backward", "relu", "relu_", "threshold_backward", "softplus",
-       "abs", "abs_", "sign", "floor", "ceil", "round", "square", "pow.Tensor_Scalar",
+       "abs", "abs_", "sign", "sgn", "floor", "ceil", "round", "square", "pow.Tensor_Scalar",
        "pow.Tensor_Tensor", "pow.Scalar", "clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max",
        "clamp.Tensor", "maximum", "minimum", "remainder.Scalar", "remainder.Tensor",
        "remainder_.Scalar", "fmod.Scalar", "floor_divide", "div.Tensor_mode", "div.Scalar_mode",

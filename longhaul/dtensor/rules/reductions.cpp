@@ -95,6 +95,12 @@ std::vector<Strategy> along(const OpCall& call, int64_t /*ranks*/) {
   return outside(call, {call.dim_arg(arg)}, true);
 }
 
+std::vector<Strategy> flip(const OpCall& call, int64_t /*ranks*/) {
+  auto strategies = outside(call, call.dims_arg(1), true);
+  strategies.push_back(uniform(call, Placement::partial()));
+  return strategies;
+}
+
 // The last two dims are one matrix.
 std::vector<Strategy> triangle(const OpCall& call, int64_t /*ranks*/) {
   const int64_t dims = call.input(0).dim();
@@ -122,7 +128,8 @@ void add_reduction_rules(RuleTable& table) {
   add(whole_dims, {"logsumexp", "max.dim", "min.dim", "argmax", "argmin", "any.dim", "all.dim",
                    "prod.dim_int"});
   add(all_whole, {"any", "all"});
-  add(along<1>, {"_softmax", "_log_softmax", "cumsum", "cumprod", "sort", "flip"});
+  add(along<1>, {"_softmax", "_log_softmax", "cumsum", "cumprod", "sort"});
+  table["aten::flip"] = {.rule = flip, .like_input = true, .file = __FILE__};
   add(along<2>, {"_softmax_backward_data", "_log_softmax_backward_data", "topk", "sort.stable"});
   add(triangle, {"tril", "triu"});
 }
