@@ -17,7 +17,8 @@ struct CommunicatorState {
   std::string axis;
   std::vector<int> global_ranks;
   CollectiveLog* log;
-  bool averages = false;  // the backend knows kAvg
+  Diagnose diagnose;
+  bool averages = true;  // the backend knows kAvg; gloo does not
   std::atomic<std::chrono::milliseconds> timeout{Communicator::kDefaultTimeout};
   std::atomic<uint64_t> sequence{0};
 };
@@ -65,9 +66,12 @@ std::string text_of(const std::exception& error) {
 
 [[noreturn]] void throw_failed(const CommunicatorState& state, int rank, CollectiveKind kind,
                                uint64_t sequence, const std::exception& error) {
-  throw CollectiveError(fmt::format("rank {}: {} #{} on axis {} (ranks {}) failed: {}",
-                                    state.global_ranks[rank], name_of(kind), sequence, state.axis,
-                                    fmt::join(state.global_ranks, ", "), text_of(error)));
+  const std::string operation = fmt::format("{} #{}", name_of(kind), sequence);
+  const std::string others = state.diagnose ? state.diagnose(operation) : "";
+  throw CollectiveError(fmt::format("rank {}: {} on axis {} (ranks {}) failed: {}{}{}",
+                                    state.global_ranks[rank], operation, state.axis,
+                                    fmt::join(state.global_ranks, ", "), text_of(error),
+                                    others.empty() ? "" : "; ", others));
 }
 
 bool is_supported(at::ScalarType dtype) {
@@ -144,7 +148,7 @@ Communicator::Communicator(std::shared_ptr<CommunicatorState> state, int rank)
     : state_(std::move(state)), rank_(rank), size_(narrow<int>(state_->global_ranks.size())) {}
 
 Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::string axis,
-                           std::vector<int> global_ranks, CollectiveLog& log)
+                           std::vector<int> global_ranks, CollectiveLog& log, Diagnose diagnose)
     : Communicator(std::make_shared<CommunicatorState>(), backend->getRank()) {
   LONGHAUL_CHECK(global_ranks.size() == static_cast<size_t>(backend->getSize()),
                  "group of axis {}: {} global ranks for a backend of {} ranks", axis,
@@ -155,7 +159,8 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::strin
   state_->axis = std::move(axis);
   state_->global_ranks = std::move(global_ranks);
   state_->log = &log;
-  state_->averages = name == "threads" || name == "nccl";
+  state_->diagnose = std::move(diagnose);
+  state_->averages = name != "gloo";
 }
 
 Communicator Communicator::alone(std::string axis, int global_rank, CollectiveLog& log) {
