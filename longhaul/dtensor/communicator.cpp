@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <exception>
+#include <mutex>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "longhaul/ops/common.h"
@@ -17,7 +18,8 @@ struct CommunicatorState {
   std::string axis;
   std::vector<int> global_ranks;
   CollectiveLog* log;
-  bool averages = false;  // the backend knows kAvg
+  Diagnose diagnose;
+  bool is_gloo = false;
   std::atomic<std::chrono::milliseconds> timeout{Communicator::kDefaultTimeout};
   std::atomic<uint64_t> sequence{0};
 };
@@ -36,12 +38,17 @@ Tensor carried(const Tensor& tensor) {
   return flat.scalar_type() == at::kBool ? flat.view(at::kByte) : flat;
 }
 
-c10d::ReduceOp::RedOpType c10d_reduction(Reduction reduction, bool averages) {
+// Gloo knows no average: a sum, divided in Pending::wait().
+bool divides_later(const CommunicatorState& state, Reduction reduction) {
+  return reduction == Reduction::kAvg && state.is_gloo;
+}
+
+c10d::ReduceOp::RedOpType c10d_reduction(const CommunicatorState& state, Reduction reduction) {
   switch (reduction) {
     case Reduction::kSum:
       break;
     case Reduction::kAvg:
-      return averages ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+      return divides_later(state, reduction) ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG;
     case Reduction::kMax:
       return c10d::ReduceOp::MAX;
     case Reduction::kMin:
@@ -57,6 +64,14 @@ Options with_timeout(const CommunicatorState& state) {
   return options;
 }
 
+// As it starts a collective, c10d's gloo notes the group in the process's one flight recorder,
+// which libtorch 2.11 does without a lock (FlightRecorder::recordWithResetEnabled, all_pg_status_):
+// rank threads take turns, or it crashes. Starting never waits for other ranks.
+std::unique_lock<std::mutex> lock_gloo() {
+  static std::mutex mutex;
+  return std::unique_lock(mutex);
+}
+
 // The text of an exception without the addresses that c10 appends.
 std::string text_of(const std::exception& error) {
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
@@ -65,9 +80,12 @@ std::string text_of(const std::exception& error) {
 
 [[noreturn]] void throw_failed(const CommunicatorState& state, int rank, CollectiveKind kind,
                                uint64_t sequence, const std::exception& error) {
-  throw CollectiveError(fmt::format("rank {}: {} #{} on axis {} (ranks {}) failed: {}",
-                                    state.global_ranks[rank], name_of(kind), sequence, state.axis,
-                                    fmt::join(state.global_ranks, ", "), text_of(error)));
+  const std::string operation = fmt::format("{} #{}", name_of(kind), sequence);
+  const std::string others = state.diagnose ? state.diagnose(operation) : "";
+  throw CollectiveError(fmt::format("rank {}: {} on axis {} (ranks {}) failed: {}{}{}",
+                                    state.global_ranks[rank], operation, state.axis,
+                                    fmt::join(state.global_ranks, ", "), text_of(error),
+                                    others.empty() ? "" : "; ", others));
 }
 
 bool is_supported(at::ScalarType dtype) {
@@ -144,18 +162,18 @@ Communicator::Communicator(std::shared_ptr<CommunicatorState> state, int rank)
     : state_(std::move(state)), rank_(rank), size_(narrow<int>(state_->global_ranks.size())) {}
 
 Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::string axis,
-                           std::vector<int> global_ranks, CollectiveLog& log)
+                           std::vector<int> global_ranks, CollectiveLog& log, Diagnose diagnose)
     : Communicator(std::make_shared<CommunicatorState>(), backend->getRank()) {
   LONGHAUL_CHECK(global_ranks.size() == static_cast<size_t>(backend->getSize()),
                  "group of axis {}: {} global ranks for a backend of {} ranks", axis,
                  global_ranks.size(), backend->getSize());
-  const std::string name = backend->getBackendName();
   size_ = backend->getSize();
+  state_->is_gloo = backend->getBackendName() == "gloo";
   state_->backend = std::move(backend);
   state_->axis = std::move(axis);
   state_->global_ranks = std::move(global_ranks);
   state_->log = &log;
-  state_->averages = name == "threads" || name == "nccl";
+  state_->diagnose = std::move(diagnose);
 }
 
 Communicator Communicator::alone(std::string axis, int global_rank, CollectiveLog& log) {
@@ -240,6 +258,8 @@ Pending Communicator::start(CollectiveKind kind, const Tensor& input, const Tens
   auto pending = std::make_unique<Pending::State>(
       Pending::State{state_, rank_, kind, sequence, ticket, input, output, {}, {}});
   try {
+    std::unique_lock<std::mutex> lock;
+    if (state_->is_gloo) lock = lock_gloo();
     pending->work = issue(*state_->backend);
   } catch (const std::exception& error) {
     throw_failed(*state_, rank_, kind, sequence, error);
@@ -280,11 +300,11 @@ Pending Communicator::reduce_scatter(Tensor& output, const Tensor& input,
   if (!state_->backend) return copy_alone(output, input);
   Tensor to = carried(output), from = carried(input);
   auto options = with_timeout<c10d::ReduceScatterOptions>(*state_);
-  options.reduceOp = c10d_reduction(reduction, state_->averages);
+  options.reduceOp = c10d_reduction(*state_, reduction);
   Pending pending = start(kKind, input, output, [&](c10d::Backend& backend) {
     return backend._reduce_scatter_base(to, from, options);
   });
-  if (reduction == Reduction::kAvg && !state_->averages) pending.state_->to_average = to;
+  if (divides_later(*state_, reduction)) pending.state_->to_average = to;
   return pending;
 }
 
@@ -295,11 +315,11 @@ Pending Communicator::all_reduce(Tensor& tensor, Reduction reduction) const {
   if (!state_->backend) return {};
   std::vector<Tensor> tensors = {carried(tensor)};
   auto options = with_timeout<c10d::AllreduceOptions>(*state_);
-  options.reduceOp = c10d_reduction(reduction, state_->averages);
+  options.reduceOp = c10d_reduction(*state_, reduction);
   Pending pending = start(kKind, tensor, tensor, [&](c10d::Backend& backend) {
     return backend.allreduce(tensors, options);
   });
-  if (reduction == Reduction::kAvg && !state_->averages) pending.state_->to_average = tensors[0];
+  if (divides_later(*state_, reduction)) pending.state_->to_average = tensors[0];
   return pending;
 }
 

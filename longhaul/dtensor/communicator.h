@@ -12,6 +12,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -60,6 +61,10 @@ class [[nodiscard]] Pending {
   std::unique_ptr<State> state_;
 };
 
+// Called when a collective failed, with its name and number: what is known of the other ranks, for
+// the error's text; empty if nothing.
+using Diagnose = std::function<std::string(const std::string& operation)>;
+
 struct CommunicatorState;
 
 // One rank's end of a group; copies share it. All ranks of the group must call the same operations
@@ -75,7 +80,7 @@ class Communicator {
   // `axis` is the mesh axis that the group runs along, for the log ("tp", "dp_shard"). `log` must
   // outlive the communicator. `global_ranks` has one entry a rank of the backend.
   Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::string axis,
-               std::vector<int> global_ranks, CollectiveLog& log);
+               std::vector<int> global_ranks, CollectiveLog& log, Diagnose diagnose = {});
   // A group of one rank: nothing moves between ranks, nothing is logged.
   static Communicator alone(std::string axis, int global_rank, CollectiveLog& log);
 

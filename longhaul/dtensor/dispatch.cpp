@@ -243,8 +243,10 @@ Strategy cheapest(const c10::OperatorHandle& op, const OpCall& call, const RuleE
 Decision decide(const c10::OperatorHandle& op, const RuleEntry& entry, OpCall& call,
                 const DeviceMesh& mesh) {
   Decision decision;
-  if (entry.like_input) {
-    decision.outputs.push_back({{}, call.input(0).sizes().vec(), call.input(0).strides().vec()});
+  if (entry.laid_out_as_sum) {
+    Tensor sum = on_meta(call.input(0));
+    for (size_t i = 1; i < call.num_inputs(); ++i) sum = sum + on_meta(call.input(i));
+    decision.outputs.push_back({{}, sum.sizes().vec(), sum.strides().vec()});
   } else {
     decision.outputs = infer_outputs(op, call.args());
   }

@@ -62,7 +62,8 @@ struct RuleEntry {
   Rule rule = nullptr;
   Handler handler = nullptr;
   int size_arg = -1;         // an argument that holds the sizes of result 0: made local
-  bool like_input = false;   // result 0 has the sizes of input 0: for operators without a Meta kernel
+  // Result 0 is laid out as the sum of the inputs would be: for operators without a Meta kernel.
+  bool laid_out_as_sum = false;
   const char* file = "";     // where the rule stands
 };
 

@@ -25,17 +25,58 @@ struct GroupRequest {
   milliseconds timeout;
 };
 
-using Connect = std::function<BackendPtr(const GroupRequest&)>;
+struct Connection {
+  BackendPtr backend;
+  Diagnose diagnose = {};
+};
+
+using Connect = std::function<Connection(const GroupRequest&)>;
 
 constexpr const char* kLoopback = "127.0.0.1";
 
+// Gloo knows of the other ranks only that a connection is silent or closed. So each rank whose
+// collective fails says in the store where that was, and reads where the others were: one that
+// computes or is dead says nothing.
+Diagnose ask_through(StorePtr store, const GroupRequest& request) {
+  return [store = std::move(store), request](const std::string& operation) -> std::string {
+    constexpr milliseconds kPatience{1000};
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto key = [](int rank) { return fmt::format("failed/{}", rank); };
+    std::string elsewhere;
+    std::vector<int> silent;
+    try {
+      store->set(key(request.global_ranks[request.rank_in_group]), operation);
+    } catch (const std::exception&) {
+      return "the ranks' store does not answer, so rank 0 of all ranks may be lost";
+    }
+    for (const int rank : request.global_ranks) {
+      const auto rest =
+          std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
+      try {
+        store->wait({key(rank)}, std::max(rest, milliseconds{1}));
+        const std::string other = store->get_to_str(key(rank));
+        if (other != operation) elsewhere += fmt::format("; rank {} failed in {}", rank, other);
+      } catch (const std::exception&) {
+        silent.push_back(rank);
+      }
+    }
+    return (silent.empty()
+                ? "all ranks report"
+                : fmt::format("nothing was heard of {} {}, which may be lost or late",
+                              silent.size() == 1 ? "rank" : "ranks", fmt::join(silent, ", "))) +
+           elsewhere;
+  };
+}
+
 Connect connect_by_gloo(StorePtr store, GlooDevice device) {
   return [store = std::move(store), device = std::move(device)](const GroupRequest& request) {
-    return make_gloo_backend({.store = c10::make_intrusive<c10d::PrefixStore>(request.name, store),
-                              .device = device,
-                              .rank = request.rank_in_group,
-                              .size = narrow<int>(request.global_ranks.size()),
-                              .timeout = request.timeout});
+    const auto group_store = c10::make_intrusive<c10d::PrefixStore>(request.name, store);
+    return Connection{make_gloo_backend({.store = group_store,
+                                         .device = device,
+                                         .rank = request.rank_in_group,
+                                         .size = narrow<int>(request.global_ranks.size()),
+                                         .timeout = request.timeout}),
+                      ask_through(group_store, request)};
   };
 }
 
@@ -88,7 +129,7 @@ World World::thread(ThreadGroup& group, int rank) {
   state->size = group.size();
   state->backend = "threads";
   state->connect = [group](const GroupRequest& request) mutable {
-    return group.join(request.name, request.global_ranks, request.rank_in_group);
+    return Connection{group.join(request.name, request.global_ranks, request.rank_in_group)};
   };
   return World(std::move(state));
 }
@@ -121,7 +162,8 @@ World World::fake(int rank, int size) {
   state->size = size;
   state->backend = "fake";
   state->connect = [](const GroupRequest& request) {
-    return make_fake_backend(request.rank_in_group, narrow<int>(request.global_ranks.size()));
+    return Connection{
+        make_fake_backend(request.rank_in_group, narrow<int>(request.global_ranks.size()))};
   };
   return World(std::move(state));
 }
@@ -148,15 +190,16 @@ Communicator World::make_group(const std::string& axis, const std::vector<int>& 
   const std::string members = fmt::format("{}:{}", axis, fmt::join(global_ranks, ","));
   const GroupRequest request{fmt::format("{}#{}", members, state_->made[members]++), global_ranks,
                              narrow<int>(own - global_ranks.begin()), state_->timeout};
-  BackendPtr backend;
+  Connection connection;
   try {
-    backend = state_->connect(request);
+    connection = state_->connect(request);
   } catch (const c10::Error& error) {
     throw CollectiveError(fmt::format("rank {}: the group of axis {} (ranks {}) did not form: {}",
                                       rank(), axis, fmt::join(global_ranks, ", "),
                                       error.what_without_backtrace()));
   }
-  Communicator group(std::move(backend), axis, global_ranks, log());
+  Communicator group(std::move(connection.backend), axis, global_ranks, log(),
+                     std::move(connection.diagnose));
   group.set_timeout(state_->timeout);
   state_->groups.push_back(group);
   return group;

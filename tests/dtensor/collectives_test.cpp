@@ -2,6 +2,8 @@
 // here, element by element.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
 #include <functional>
 #include <numeric>
 #include <string>

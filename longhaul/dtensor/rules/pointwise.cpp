@@ -98,12 +98,12 @@ void add_pointwise_rules(RuleTable& table) {
        "remainder_.Scalar", "fmod.Scalar", "floor_divide", "div.Tensor_mode", "div.Scalar_mode",
        "eq.Tensor", "eq.Scalar", "ne.Tensor", "ne.Scalar", "lt.Tensor", "lt.Scalar", "le.Tensor",
        "le.Scalar", "gt.Tensor", "gt.Scalar", "ge.Tensor", "ge.Scalar", "logical_not",
-       "logical_and", "logical_or", "logical_xor", "bitwise_not", "bitwise_and.Tensor",
-       "bitwise_or.Tensor", "where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar",
-       "masked_fill.Scalar", "masked_fill.Tensor", "masked_fill_.Scalar", "masked_fill_.Tensor",
+       "logical_and", "logical_and_", "logical_or", "logical_xor", "logical_not_", "bitwise_not", "bitwise_and.Tensor",
+       "bitwise_or.Tensor", "masked_fill.Scalar", "masked_fill.Tensor", "masked_fill_.Scalar", "masked_fill_.Tensor",
        "isfinite", "isnan", "isinf", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "lerp.Scalar",
        "lerp_.Scalar", "fill_.Scalar", "fill_.Tensor", "nan_to_num", "polar", "erf", "gelu",
        "gelu_backward", "xlogy.Tensor"});
+  table["aten::where.self"] = {.rule = pointwise, .laid_out_as_sum = true, .file = __FILE__};
 }
 
 }  // namespace longhaul::dtensor

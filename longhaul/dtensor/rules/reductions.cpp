@@ -129,7 +129,7 @@ void add_reduction_rules(RuleTable& table) {
                    "prod.dim_int"});
   add(all_whole, {"any", "all"});
   add(along<1>, {"_softmax", "_log_softmax", "cumsum", "cumprod", "sort"});
-  table["aten::flip"] = {.rule = flip, .like_input = true, .file = __FILE__};
+  table["aten::flip"] = {.rule = flip, .laid_out_as_sum = true, .file = __FILE__};
   add(along<2>, {"_softmax_backward_data", "_log_softmax_backward_data", "topk", "sort.stable"});
   add(triangle, {"tril", "triu"});
 }

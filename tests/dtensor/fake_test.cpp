@@ -1,0 +1,59 @@
+// One process as any rank of a world that does not exist.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "longhaul/dtensor/world.h"
+
+namespace longhaul {
+namespace {
+
+using at::Tensor;
+using dtensor::CollectiveKind;
+using dtensor::Communicator;
+using dtensor::Reduction;
+using dtensor::World;
+
+std::vector<int> ranks_of(int size) {
+  std::vector<int> ranks(size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+TEST(Fake, LeavesOutputsAsTheyAre) {
+  World world = World::fake(37, 128);
+  const Communicator group = world.make_group("dp", ranks_of(128));
+  EXPECT_EQ(group.rank(), 37);
+  EXPECT_EQ(group.size(), 128);
+  Tensor part = at::full({2}, 3.0), whole = at::full({256}, 5.0);
+  group.all_gather(whole, part).wait();
+  group.all_reduce(part, Reduction::kAvg).wait();
+  group.reduce_scatter(part, whole, Reduction::kAvg).wait();
+  group.broadcast(part, 0).wait();
+  const std::vector<int64_t> rows(128, 2);
+  group.all_to_all(whole, whole.clone(), rows, rows).wait();
+  group.barrier();
+  EXPECT_TRUE(at::equal(part, at::full({2}, 3.0)));
+  EXPECT_TRUE(at::equal(whole, at::full({256}, 5.0)));
+  EXPECT_EQ(world.log().records().size(), 6u);
+}
+
+TEST(Fake, TakesMetaTensors) {
+  World world = World::fake(1, 4);
+  const Communicator group = world.make_group("tp", ranks_of(4));
+  const auto meta = at::TensorOptions().device(at::kMeta).dtype(at::kBFloat16);
+  Tensor part = at::empty({1024, 7168}, meta), whole = at::empty({4096, 7168}, meta);
+  group.all_gather(whole, part).wait();
+  group.reduce_scatter(part, whole, Reduction::kAvg).wait();
+  group.all_reduce(part, Reduction::kSum).wait();
+  Tensor rows = at::empty({5, 7168}, meta);
+  group.all_to_all(rows, part, {0, 5, 0, 0}, {1024, 0, 0, 0}).wait();
+  Tensor flags = at::empty({8}, meta.dtype(at::kBool));
+  group.broadcast(flags, 3).wait();
+  EXPECT_EQ(world.log().total(CollectiveKind::kAllGather, "tp").bytes, 1024 * 7168 * 2);
+  EXPECT_EQ(world.log().records().size(), 5u);
+}
+
+}  // namespace
+}  // namespace longhaul
