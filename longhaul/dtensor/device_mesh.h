@@ -29,7 +29,8 @@ class DeviceMesh {
   explicit DeviceMesh(std::vector<std::shared_ptr<const Communicator>> axes);
   ~DeviceMesh();
 
-  // The mesh of some of the axes, in the order given. Error that lists the names for an unknown one.
+  // The mesh of some of the axes, in the order given. Error that lists the names for an unknown
+  // one.
   std::shared_ptr<const DeviceMesh> slice(const std::vector<std::string>& names) const;
 
   int num_axes() const { return static_cast<int>(axes_.size()); }
@@ -45,7 +46,8 @@ class DeviceMesh {
     std::vector<int64_t> offsets, sizes;
   };
   Box local_box(at::IntArrayRef global_sizes, const Placements& placements) const;
-  std::vector<int64_t> local_sizes(at::IntArrayRef global_sizes, const Placements& placements) const;
+  std::vector<int64_t> local_sizes(at::IntArrayRef global_sizes,
+                                   const Placements& placements) const;
 
   // What the dispatcher has decided for operators on this mesh (dispatch.cpp).
   DispatchCache& cache() const { return *cache_; }

@@ -215,8 +215,8 @@ double cost_of(const c10::FunctionSchema& schema, const OpCall& call, const Stra
     const Placement& wanted = strategy.inputs[i];
     if (now == wanted) continue;
     if (plain || is_written(schema, call, i)) return std::numeric_limits<double>::infinity();
-    cost += redistribute_cost(x.numel() * static_cast<int64_t>(x.element_size()), ranks, now,
-                              wanted);
+    cost +=
+        redistribute_cost(x.numel() * static_cast<int64_t>(x.element_size()), ranks, now, wanted);
   }
   return cost;
 }
@@ -234,7 +234,8 @@ Strategy cheapest(const c10::OperatorHandle& op, const OpCall& call, const RuleE
       best = &strategy;
     }
   }
-  LONGHAUL_CHECK(best != nullptr, "{} has no way to compute on {} along axis {} of mesh {} (rule in {})",
+  LONGHAUL_CHECK(best != nullptr,
+                 "{} has no way to compute on {} along axis {} of mesh {} (rule in {})",
                  call.full_name(), describe_inputs(call), mesh.axis(static_cast<int>(axis)).axis(),
                  mesh.text(), entry.file);
   return *best;

@@ -5,6 +5,9 @@
 namespace longhaul::ops {
 
 TORCH_LIBRARY(longhaul_model, m) {
+  // Below autograd (ops/matmul differentiates): their rules stand in dtensor/rules.
+  m.def("linear(Tensor x, Tensor weight) -> Tensor");
+  m.def("linear_grad(Tensor dy, Tensor x, Tensor weight, bool[2] wanted) -> (Tensor, Tensor)");
   m.def("embedding(Tensor weight, Tensor ids) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps, int kernel) -> Tensor");
   m.def(
@@ -17,15 +20,19 @@ TORCH_LIBRARY(longhaul_model, m) {
   // With a value the keys and values are each head's own; value_dim, the head sum and the
   // statistics as in AttentionOptions.
   m.def(
-      "flash_attention(Tensor query, Tensor key, Tensor? value, Tensor doc_start, float scale, int "
-      "value_dim, bool head_sum, bool statistics, int kernel) -> (Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "sparse_flash_attention(Tensor query, Tensor key, Tensor? value, Tensor indices, float "
-      "scale, int value_dim, bool head_sum, bool statistics, int kernel) -> (Tensor, Tensor, "
+      "flash_attention(Tensor query, Tensor key, Tensor? value, Tensor doc_start, Tensor? "
+      "last_key, "
+      "float scale, int value_dim, bool head_sum, bool statistics, int kernel) -> (Tensor, Tensor, "
       "Tensor, Tensor)");
   m.def(
-      "lightning_indexer(Tensor query, Tensor key, Tensor weights, Tensor doc_start, int topk, int "
-      "kernel) -> (Tensor, Tensor)");
+      "sparse_flash_attention(Tensor query, Tensor key, Tensor? value, Tensor indices, Tensor? "
+      "last_key, "
+      "float scale, int value_dim, bool head_sum, bool statistics, int kernel) -> (Tensor, Tensor, "
+      "Tensor, Tensor)");
+  m.def(
+      "lightning_indexer(Tensor query, Tensor key, Tensor weights, Tensor doc_start, Tensor? "
+      "last_key, int "
+      "topk, int kernel) -> (Tensor, Tensor)");
   m.def(
       "sparse_indexer_kl_loss(Tensor query, Tensor key, Tensor weights, Tensor indices, Tensor "
       "head_sum, Tensor? scores, int kernel) -> Tensor");

@@ -10,7 +10,7 @@
 
 namespace longhaul::ops {
 
-inline bool is_distributed(const Tensor& x) {
+inline bool is_distributed_tensor(const Tensor& x) {
   return x.defined() && x.key_set().has_backend(c10::BackendComponent::PrivateUse2Bit);
 }
 
@@ -20,6 +20,10 @@ c10::TypedOperatorHandle<Signature> distributed(const char* name) {
   return c10::Dispatcher::singleton()
       .findSchemaOrThrow((std::string("longhaul_model::") + name).c_str(), "")
       .typed<Signature>();
+}
+
+inline std::optional<Tensor> given(const Tensor& x) {
+  return x.defined() ? std::optional(x) : std::nullopt;
 }
 
 }  // namespace longhaul::ops

@@ -15,13 +15,6 @@ namespace {
 // The latent norms keep their own epsilon, whatever rms_norm_eps says.
 constexpr double kLatentNormEps = 1e-6;
 
-// x [B, S, H, I] times weight [H, I, O] head by head: [B, S, H, O].
-Tensor by_head(const Tensor& x_BSHI, const Tensor& weight_HIO) {
-  const int64_t B = x_BSHI.size(0), S = x_BSHI.size(1), H = x_BSHI.size(2);
-  const Tensor x_HTI = x_BSHI.reshape({B * S, H, -1}).transpose(0, 1);
-  return ops::bmm(x_HTI, weight_HIO).transpose(0, 1).reshape({B, S, H, -1});
-}
-
 }  // namespace
 
 Attention::Attention(int64_t layer, const ModelConfig& config, const ModelSettings& settings)
@@ -133,7 +126,7 @@ Tensor Attention::kv_b_by_head(at::ScalarType dtype) const {
 Attention::Operands Attention::absorbed(const Queries& q, const Tensor& latent_BSC,
                                         const Tensor& k_rope_BSR) const {
   const Tensor w_uk_HNC = kv_b_by_head(latent_BSC.scalar_type()).narrow(1, 0, nope_);
-  return {at::cat({by_head(q.nope_BSHN, w_uk_HNC), q.rope_BSHR}, -1),
+  return {at::cat({ops::linear_by_head(q.nope_BSHN, w_uk_HNC), q.rope_BSHR}, -1),
           at::cat({latent_BSC, k_rope_BSR}, -1), Tensor()};
 }
 
@@ -149,7 +142,7 @@ Attention::Operands Attention::expanded(const Queries& q, const Tensor& latent_B
 
 Tensor Attention::values_from_latents(const Tensor& latents_BSHC) const {
   const Tensor w_uv_HVC = kv_b_by_head(latents_BSHC.scalar_type()).narrow(1, nope_, value_);
-  return by_head(latents_BSHC, w_uv_HVC.transpose(1, 2));
+  return ops::linear_by_head(latents_BSHC, w_uv_HVC.transpose(1, 2));
 }
 
 ops::AttentionResult Attention::attend(const Operands& operands, const Tensor& indices,

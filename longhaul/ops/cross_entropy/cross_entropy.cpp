@@ -6,6 +6,7 @@
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/cpu/tensors.h"
+#include "longhaul/ops/distributed.h"
 #include "longhaul/ops/matmul/matmul.h"
 
 namespace longhaul::ops {
@@ -171,6 +172,11 @@ CrossEntropyGradients linear_cross_entropy_gradients(const Tensor& hidden_TD,
 
 Tensor linear_cross_entropy(const Tensor& hidden_TD, const Tensor& weight_VD,
                             const Tensor& labels_T, Kernel kernel) {
+  if (is_distributed_tensor(hidden_TD)) {
+    using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t);
+    return distributed<Signature>("linear_cross_entropy")
+        .call(hidden_TD, weight_VD, labels_T, static_cast<int64_t>(kernel));
+  }
   check(hidden_TD, weight_VD, labels_T);
   if (kernel == Kernel::kFused) {
     const std::string reason = why_no_cpu_kernel(hidden_TD);

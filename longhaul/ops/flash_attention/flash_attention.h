@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "longhaul/ops/common.h"
 #include "longhaul/ops/kernel.h"
 
 namespace longhaul::ops {
@@ -35,12 +36,14 @@ struct AttentionResult {
   Tensor head_sum;
 };
 
+// Queries and keys may differ in number if `range` names each query's last key; a head sum is then
+// made by HeadSums.
 AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
-                                const Tensor& doc_start_BS, const AttentionOptions& options);
+                                const KeyRange& range, const AttentionOptions& options);
 
 // The definition, in plain ATen: masked_attention with what is visible as a mask.
 AttentionResult flash_attention_reference(const Tensor& query_BSHD, const Tensor& key,
-                                          const Tensor& value, const Tensor& doc_start_BS,
+                                          const Tensor& value, const KeyRange& range,
                                           const AttentionOptions& options);
 
 // The reference for any mask [B, S, S] (true: attend). Dense and sparse attention are defined by

@@ -142,9 +142,9 @@ AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key,
 }
 
 AttentionResult flash_attention_reference(const Tensor& query_BSHD, const Tensor& key,
-                                          const Tensor& value, const Tensor& doc_start_BS,
+                                          const Tensor& value, const KeyRange& range,
                                           const AttentionOptions& options) {
-  return masked_attention(query_BSHD, key, value, visible_mask(doc_start_BS), options);
+  return masked_attention(query_BSHD, key, value, visible_mask(range, key.size(1)), options);
 }
 
 }  // namespace longhaul::ops

@@ -107,19 +107,21 @@ Tensor indices_to_mask(const Tensor& indices_BSK, int64_t S) {
 }
 
 IndexerSelection lightning_indexer_reference(const Tensor& query_BSHD, const Tensor& key_BSD,
-                                             const Tensor& weights_BSH, const Tensor& doc_start_BS,
+                                             const Tensor& weights_BSH, const KeyRange& range,
                                              int64_t topk) {
   const at::NoGradGuard no_grad;
-  const int64_t S = query_BSHD.size(1), K = std::min(topk, S);
-  const Tensor visible = visible_mask(doc_start_BS);
+  const int64_t S = query_BSHD.size(1), L = key_BSD.size(1), K = std::min(topk, L);
   std::vector<Tensor> indices, scores;
   for (int64_t t = 0; t == 0 || t < S; t += kQueryBlock) {
-    const int64_t count = std::min(kQueryBlock, S - t), seen = t + count;
+    const int64_t count = std::min(kQueryBlock, S - t);
+    const Tensor visible =
+        visible_mask({range.first_BS.narrow(1, t, count), range.last().narrow(1, t, count)}, L);
+    const int64_t seen = range.last_BS.defined() ? keys_up_to_last(visible) : t + count;
     const Tensor block_scores =
         indexer_scores(query_BSHD.narrow(1, t, count), key_BSD.narrow(1, 0, seen),
                        weights_BSH.narrow(1, t, count));
-    const Tensor selected = select_topk(
-        block_scores, visible.narrow(1, t, count).narrow(2, 0, seen), std::min(K, seen));
+    const Tensor selected =
+        select_topk(block_scores, visible.narrow(2, 0, seen), std::min(K, seen));
     indices.push_back(mask_to_indices(selected, K));
     const Tensor index = indices.back().to(at::kLong);
     scores.push_back(block_scores.gather(2, index.clamp_min(0)).masked_fill_(index < 0, 0));

@@ -4,6 +4,7 @@
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/cpu/tensors.h"
+#include "longhaul/ops/flash_attention/distributed_attention.h"
 
 namespace longhaul::ops {
 namespace {
@@ -318,6 +319,12 @@ Tensor sparse_attention_head_sum(const AttentionState& attention, const Tensor& 
 AttentionResult sparse_flash_attention(const Tensor& query_BSHD, const Tensor& key,
                                        const Tensor& value, const Tensor& indices_BSK,
                                        const AttentionOptions& options) {
+  if (is_distributed_tensor(query_BSHD)) {
+    return attention_of(distributed<DistributedAttention>("sparse_flash_attention")
+                            .call(query_BSHD, key, given(value), indices_BSK, std::nullopt,
+                                  options.scale, options.value_dim, options.return_head_sum,
+                                  options.return_statistics, static_cast<int64_t>(options.kernel)));
+  }
   check_dims(query_BSHD, 4, "attention query");
   check_shape(indices_BSK, {query_BSHD.size(0), query_BSHD.size(1), kAnySize},
               "sparse attention indices");
