@@ -42,11 +42,17 @@ Experts::Experts(const ModelConfig& config, const nn::TensorSpec& spec) {
 }
 
 Tensor Experts::forward(const Tensor& rows_MD, const Tensor& counts_E) const {
+  if (exchange_ == nullptr) return compute_held(rows_MD, counts_E);
+  return exchange_->compute(rows_MD, counts_E, [this](const auto& rows, const auto& counts) {
+    return compute_held(rows, counts);
+  });
+}
+
+Tensor Experts::compute_held(const Tensor& rows_MD, const Tensor& counts) const {
   const auto dtype = rows_MD.scalar_type();
-  const Tensor gate = ops::grouped_matmul(rows_MD, gate_proj_.to(dtype), counts_E, kernel_);
-  const Tensor up = ops::grouped_matmul(rows_MD, up_proj_.to(dtype), counts_E, kernel_);
-  return ops::grouped_matmul(ops::swiglu(gate, up, kernel_), down_proj_.to(dtype), counts_E,
-                             kernel_);
+  const Tensor gate = ops::grouped_matmul(rows_MD, gate_proj_.to(dtype), counts, kernel_);
+  const Tensor up = ops::grouped_matmul(rows_MD, up_proj_.to(dtype), counts, kernel_);
+  return ops::grouped_matmul(ops::swiglu(gate, up, kernel_), down_proj_.to(dtype), counts, kernel_);
 }
 
 Router::Router(int64_t layer, const ModelConfig& config, const ModelSettings& settings)
@@ -155,16 +161,22 @@ Tensor Moe::attach_losses(const Tensor& out, const Router::Routing& routing,
 
 // Sequence-wise balance loss (DeepSeek-V3 report, equations 17 to 20), each row of the batch
 // weighted by its share of the global tokens: coeff / T * sum over rows and experts of f_i * sum_t
-// s'_{t,i}.
+// s'_{t,i}. The sum over t is that of the slots here: their share of the loss.
 Tensor Moe::balance_loss(const Router::Routing& routing, const Sequence& sequence) const {
   const Tensor& valid_BS = sequence.slots->valid;
   const int64_t B = valid_BS.size(0), E = num_experts_;
   const Tensor chosen = routing.experts_TK.view({B, -1});
-  const Tensor counts_BE = at::zeros({B, E + 1}, chosen.options())
-                               .scatter_add_(1, chosen, at::ones_like(chosen))
-                               .narrow(1, 0, E);
+  Tensor tokens_B1 = valid_BS.sum(1, true);
+  Tensor counts_BE = at::zeros({B, E + 1}, chosen.options())
+                         .scatter_add_(1, chosen, at::ones_like(chosen))
+                         .narrow(1, 0, E);
+  if (sequence.cut != nullptr) {
+    const Tensor of_whole_BE1 = sequence.cut->sum(at::cat({counts_BE, tokens_B1}, 1));
+    counts_BE = of_whole_BE1.narrow(1, 0, E);
+    tokens_B1 = of_whole_BE1.narrow(1, E, 1);
+  }
   const auto wide = routing.scores_TE.scalar_type();
-  const Tensor row_tokens_B1 = valid_BS.sum(1, true).clamp_min(1).to(wide);
+  const Tensor row_tokens_B1 = tokens_B1.clamp_min(1).to(wide);
   const Tensor f_BE = counts_BE.to(wide) *
                       (static_cast<double>(E) / static_cast<double>(experts_per_token_)) /
                       row_tokens_B1;

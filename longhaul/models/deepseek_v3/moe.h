@@ -2,6 +2,7 @@
 // T tokens (B * S), D hidden, E experts, k experts a token, I intermediate size.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -25,14 +26,34 @@ class Mlp : public nn::Module {
   ops::Kernel kernel_ = ops::Kernel::kReference;  // of swiglu
 };
 
-// All routed experts of a layer, stacked: weights [E, out, in].
+// Who computes the rows of experts that are not held here. Whoever deals the experts out implements
+// it (parallel/expert.h).
+class ExpertExchange {
+ public:
+  // Rows sorted by expert [M, D] and the counts of the experts that are held here: [M, D].
+  using Compute = std::function<Tensor(const Tensor& rows_MD, const Tensor& counts)>;
+  virtual ~ExpertExchange() = default;
+  // What the experts make of rows that are sorted by all experts, counts [E] int64; `held` computes
+  // those of the experts that are held here. Rows behind the last expert's give 0. Differentiable.
+  virtual Tensor compute(const Tensor& rows_MD, const Tensor& counts_E,
+                         const Compute& held) const = 0;
+};
+
+// The routed experts of a layer, stacked: weights [E, out, in].
 class Experts : public nn::Module {
  public:
   Experts(const ModelConfig& config, const nn::TensorSpec& spec);
-  // Rows sorted by expert [M, D], counts [E] int64: [M, D].
+  // Rows sorted by expert [M, D], counts [E] int64: [M, D]. Rows behind the last expert's give 0.
   Tensor forward(const Tensor& rows_MD, const Tensor& counts_E) const;
+  // For weights that hold some of the experts only.
+  void set_exchange(std::shared_ptr<const ExpertExchange> exchange) {
+    exchange_ = std::move(exchange);
+  }
 
  private:
+  Tensor compute_held(const Tensor& rows_MD, const Tensor& counts) const;
+
+  std::shared_ptr<const ExpertExchange> exchange_;
   Tensor gate_proj_, up_proj_, down_proj_;
   ops::Kernel kernel_ = ops::Kernel::kReference;  // of swiglu
 };
@@ -75,6 +96,7 @@ class Moe : public nn::Module {
   Tensor forward(const Tensor& x_BSD, const Sequence& sequence, const ForwardContext& ctx) const;
 
   Router& router() { return router_; }
+  Experts& experts() { return experts_; }
 
  private:
   Tensor balance_loss(const Router::Routing& routing, const Sequence& sequence) const;
