@@ -4,6 +4,11 @@
 
 namespace longhaul::ops {
 
+c10::OperatorHandle distributed_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(
+      (std::string("longhaul_model::") + name).c_str(), "");
+}
+
 TORCH_LIBRARY(longhaul_model, m) {
   // Below autograd (ops/matmul differentiates): their rules stand in dtensor/rules.
   m.def("linear(Tensor x, Tensor weight) -> Tensor");

@@ -68,7 +68,7 @@ Results attend(const Tensor& query, const Tensor& key, const Tensor& value, cons
 // Each query's own index: what a slice of the queries must say of itself.
 Tensor last_keys(const Tensor& doc_start, const std::optional<Tensor>& last_key) {
   if (last_key) return *last_key;
-  const auto options = at::TensorOptions(at::kLong).device(local_of(doc_start).device());
+  const auto options = at::TensorOptions(at::kLong).device(doc_start.device());
   return at::arange(doc_start.size(1), options).expand(doc_start.sizes()).contiguous();
 }
 
