@@ -19,15 +19,6 @@ int64_t product(std::initializer_list<int64_t> factors) {
   return result;
 }
 
-struct Degrees {
-  int64_t ranks, replicate, shard, cp, tp, pp, ep, etp;
-
-  std::string text() const {
-    return fmt::format("{} ranks = dp_replicate {} x dp_shard {} x cp {} x tp {} x pp {}", ranks,
-                       replicate, shard, cp, tp, pp);
-  }
-};
-
 Degrees degrees_of(const JobConfig& config, int64_t ranks) {
   const auto& p = config.parallelism;
   return {.ranks = ranks,
@@ -36,6 +27,7 @@ Degrees degrees_of(const JobConfig& config, int64_t ranks) {
           .cp = p.context_parallel_degree,
           .tp = p.tensor_parallel_degree,
           .pp = p.pipeline_parallel_degree,
+          .efsdp = 1,
           .ep = p.expert_parallel_degree,
           .etp = p.expert_tensor_parallel_degree};
 }
@@ -55,8 +47,9 @@ void resolve_shard(Degrees& d) {
   }
 }
 
-std::string check_experts(const Degrees& d) {
-  if (d.ep == 1) return "";
+// Without expert parallelism etp means nothing.
+void resolve_experts(Degrees& d) {
+  if (d.ep == 1) d.etp = 1;
   if (d.etp != 1 && d.etp != d.tp) {
     fail_user("{}: parallelism.expert_tensor_parallel_degree {} must be 1 or tp {}", d.text(),
               d.etp, d.tp);
@@ -67,8 +60,7 @@ std::string check_experts(const Degrees& d) {
     fail_user("{}: ep {} x etp {} must divide dp_shard x cp x tp = {}", d.text(), d.ep, d.etp,
               sparse);
   }
-  return fmt::format("; experts: dp_shard x cp x tp = {} = efsdp {} x ep {} x etp {}", sparse,
-                     sparse / expert_ranks, d.ep, d.etp);
+  d.efsdp = sparse / expert_ranks;
 }
 
 void check_batch(const JobConfig& config, const Degrees& d) {
@@ -84,13 +76,25 @@ void check_batch(const JobConfig& config, const Degrees& d) {
 
 }  // namespace
 
-std::string check_degrees(const JobConfig& config, int64_t ranks) {
+std::string Degrees::text() const {
+  return fmt::format("{} ranks = dp_replicate {} x dp_shard {} x cp {} x tp {} x pp {}", ranks,
+                     replicate, shard, cp, tp, pp);
+}
+
+Degrees resolve_degrees(const JobConfig& config, int64_t ranks) {
   if (ranks < 1) fail_user("--ranks: {} is out of range, expected >= 1", ranks);
   Degrees degrees = degrees_of(config, ranks);
   resolve_shard(degrees);
-  const std::string experts = check_experts(degrees);
+  resolve_experts(degrees);
   check_batch(config, degrees);
-  return degrees.text() + experts;
+  return degrees;
+}
+
+std::string check_degrees(const JobConfig& config, int64_t ranks) {
+  const Degrees d = resolve_degrees(config, ranks);
+  if (d.ep == 1) return d.text();
+  return fmt::format("{}; experts: dp_shard x cp x tp = {} = efsdp {} x ep {} x etp {}", d.text(),
+                     d.shard * d.cp * d.tp, d.efsdp, d.ep, d.etp);
 }
 
 }  // namespace longhaul

@@ -23,8 +23,8 @@ int64_t global_row_start(int64_t row, at::IntArrayRef shard_sizes, at::IntArrayR
 
 }  // namespace
 
-void fill_normal(Tensor& shard, const CounterRng& rng, double std, at::IntArrayRef global_sizes,
-                 at::IntArrayRef offsets) {
+void fill_normal(Tensor& shard, const CounterRng& rng, double std, const Part& part) {
+  const auto& [global_sizes, offsets] = part;
   LONGHAUL_CHECK(shard.dim() >= 1 && global_sizes.size() == shard.sizes().size() &&
                      offsets.size() == shard.sizes().size(),
                  "fill_normal: a shard of {} dimensions", shard.dim());
@@ -42,9 +42,12 @@ void fill_normal(Tensor& shard, const CounterRng& rng, double std, at::IntArrayR
   shard.copy_(values);
 }
 
+Part whole(const Tensor& tensor) {
+  return {tensor.sizes().vec(), std::vector<int64_t>(static_cast<size_t>(tensor.dim()), 0)};
+}
+
 void fill_normal(Tensor& tensor, const CounterRng& rng, double std) {
-  const std::vector<int64_t> zeros(tensor.dim(), 0);
-  fill_normal(tensor, rng, std, tensor.sizes(), zeros);
+  fill_normal(tensor, rng, std, whole(tensor));
 }
 
 }  // namespace longhaul::nn

@@ -10,11 +10,12 @@
 
 namespace longhaul::nn {
 
-// Fills `shard` with std times the normals of `rng`. The shard stands at `offsets` in a tensor of
-// `global_sizes`. Values are computed in fp64 on the CPU and rounded to the shard's dtype. Nothing
-// happens on the Meta device.
-void fill_normal(Tensor& shard, const CounterRng& rng, double std, at::IntArrayRef global_sizes,
-                 at::IntArrayRef offsets);
+// Fills `shard`, which is `part` of a tensor, with std times the normals of `rng`. Values are
+// computed in fp64 on the CPU and rounded to the shard's dtype. Nothing happens on the Meta device.
+void fill_normal(Tensor& shard, const CounterRng& rng, double std, const Part& part);
+
+// The part that a whole tensor is of itself.
+Part whole(const Tensor& tensor);
 
 // The whole tensor.
 void fill_normal(Tensor& tensor, const CounterRng& rng, double std);

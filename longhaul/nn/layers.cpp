@@ -8,6 +8,11 @@
 
 namespace longhaul::nn {
 
+TensorSpec exact(TensorSpec spec) {
+  spec.exact = true;
+  return spec;
+}
+
 Linear::Linear(int64_t in_features, int64_t out_features, const TensorSpec& spec) {
   add_parameter("weight", weight, {out_features, in_features}, Init::kNormal, spec);
 }
@@ -24,7 +29,7 @@ Tensor rows_of(const Tensor& weight, const Tensor& ids) {
 }  // namespace
 
 Embedding::Embedding(int64_t vocab_size, int64_t dim, const TensorSpec& spec) {
-  add_parameter("weight", weight, {vocab_size, dim}, Init::kNormal, spec);
+  add_parameter("weight", weight, {vocab_size, dim}, Init::kNormal, exact(spec));
 }
 
 Tensor Embedding::forward(const Tensor& ids, at::ScalarType compute_dtype) const {
@@ -44,8 +49,8 @@ ops::NormedSum RMSNorm::forward_add(const Tensor& x, const Tensor& residual) con
 }
 
 LayerNorm::LayerNorm(int64_t dim, double eps, const TensorSpec& spec) : eps_(eps) {
-  add_parameter("weight", weight, {dim}, Init::kOnes, spec);
-  add_parameter("bias", bias, {dim}, Init::kZeros, spec);
+  add_parameter("weight", weight, {dim}, Init::kOnes, exact(spec));
+  add_parameter("bias", bias, {dim}, Init::kZeros, exact(spec));
 }
 
 Tensor LayerNorm::forward(const Tensor& x) const {

@@ -8,6 +8,9 @@
 
 namespace longhaul::nn {
 
+// The spec of parameters that are used as they are kept (NamedParameter::exact).
+TensorSpec exact(TensorSpec spec);
+
 // y = x W^T; weight [out, in], no bias.
 class Linear : public Module {
  public:

@@ -67,7 +67,7 @@ void Module::add_parameter(std::string name, Tensor& slot, at::IntArrayRef sizes
                            const TensorSpec& spec) {
   slot = at::zeros(sizes, at::TensorOptions().dtype(spec.dtype).device(spec.device));
   slot.set_requires_grad(true);
-  own_parameters_.push_back({std::move(name), &slot, init});
+  own_parameters_.push_back({std::move(name), &slot, init, spec.exact});
 }
 
 void Module::add_buffer(std::string name, Tensor& slot, at::IntArrayRef sizes,
@@ -81,7 +81,10 @@ void Module::add_child(std::string name, Module& child) {
 }
 
 void Module::collect(const std::string& prefix, List list, std::vector<NamedParameter>& out) const {
-  for (const auto& own : this->*list) out.push_back({prefix + own.name, own.tensor, own.init});
+  for (const auto& own : this->*list) {
+    out.push_back(own);
+    out.back().name = prefix + own.name;
+  }
   for (const auto& [name, child] : children_) child->collect(prefix + name + ".", list, out);
 }
 

@@ -21,6 +21,7 @@ using at::Tensor;
 struct TensorSpec {
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
+  bool exact = false;  // see NamedParameter
 };
 
 // How a parameter starts: matrices and the embedding normal, norms one, biases zero.
@@ -30,6 +31,14 @@ struct NamedParameter {
   std::string name;
   Tensor* tensor;
   Init init;
+  // Enters the computation as it is kept; others may be cast to the compute dtype before their use
+  // without a difference.
+  bool exact = false;
+};
+
+// Where a tensor stands in a whole of `global_sizes` of which it is a part.
+struct Part {
+  std::vector<int64_t> global_sizes, offsets;
 };
 
 // An operation that a module computes, and the place that says which kernel it takes.
@@ -37,6 +46,17 @@ struct NamedKernel {
   std::string module;     // the path through the tree, without a dot at its end
   std::string operation;  // "dsa", "rms_norm", "rope", "permute", "gmm", "cross_entropy"
   ops::Kernel* kernel;
+};
+
+// Acts around a module's forward pass, and, through what it makes of the tensors that go in and
+// out, around its backward pass.
+class ModuleHook {
+ public:
+  virtual ~ModuleHook() = default;
+  // Returns what the module computes with.
+  virtual std::vector<Tensor> before(std::vector<Tensor> inputs) = 0;
+  // Returns what goes on.
+  virtual Tensor after(Tensor output) = 0;
 };
 
 class Module {
@@ -52,6 +72,16 @@ class Module {
   std::vector<NamedParameter> buffers() const;
   // What converters may choose, of this module and its children.
   std::vector<NamedKernel> kernels() const;
+
+  // f(inputs), the forward pass of this module, with its hook around it. Whoever calls a module's
+  // forward() that may have a hook does it through here.
+  template <typename F>
+  Tensor hooked(std::vector<Tensor> inputs, const F& f) const {
+    if (hook_ == nullptr) return f(inputs);
+    return hook_->after(f(hook_->before(std::move(inputs))));
+  }
+  // At most one, which must live as long as it is set; nullptr: none.
+  void set_hook(ModuleHook* hook) { hook_ = hook; }
 
   // The tree for people: a line for each module with its operations and which kernel computes them,
   // and under it a line for each parameter and buffer with its sizes.
@@ -73,6 +103,7 @@ class Module {
   void collect_kernels(const std::string& path, std::vector<NamedKernel>& out) const;
   void describe(const std::string& name, int depth, std::string& out) const;
 
+  ModuleHook* hook_ = nullptr;
   std::vector<NamedParameter> own_parameters_, own_buffers_;
   std::vector<std::pair<std::string, ops::Kernel*>> own_kernels_;
   std::vector<std::pair<std::string, Module*>> children_;

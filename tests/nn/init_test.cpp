@@ -43,7 +43,7 @@ TEST(FillNormal, ShardsEqualTheirPartOfTheWhole) {
   };
   for (const auto& [sizes, shard_sizes, offsets] : cuts) {
     at::Tensor shard = at::zeros(shard_sizes);
-    nn::fill_normal(shard, kRng, 0.5, sizes, offsets);
+    nn::fill_normal(shard, kRng, 0.5, {sizes, offsets});
     at::Tensor expected = whole(sizes);
     for (size_t d = 0; d < sizes.size(); ++d) {
       expected = expected.narrow(static_cast<int64_t>(d), offsets[d], shard_sizes[d]);
@@ -56,7 +56,7 @@ TEST(FillNormal, PiecesMakeTheWhole) {
   std::vector<at::Tensor> pieces;
   for (const auto& [begin, rows] : {std::pair{0, 3}, std::pair{3, 3}, std::pair{6, 1}}) {
     pieces.push_back(at::zeros({rows, 5}));
-    nn::fill_normal(pieces.back(), kRng, 0.5, {7, 5}, {begin, 0});
+    nn::fill_normal(pieces.back(), kRng, 0.5, {{7, 5}, {begin, 0}});
   }
   EXPECT_TRUE(at::equal(at::cat(pieces), whole({7, 5})));
 }
@@ -66,7 +66,7 @@ TEST(FillNormal, StridedShardsAndEmptyOnes) {
   nn::fill_normal(columns, kRng, 0.5);
   EXPECT_TRUE(at::equal(columns, whole({7, 5})));
   at::Tensor none = at::zeros({0, 5});
-  EXPECT_NO_THROW(nn::fill_normal(none, kRng, 0.5, {7, 5}, {7, 0}));
+  EXPECT_NO_THROW(nn::fill_normal(none, kRng, 0.5, {{7, 5}, {7, 0}}));
 }
 
 TEST(FillNormal, ThreadsAndDtypesDoNotMatter) {
@@ -83,7 +83,7 @@ TEST(FillNormal, ThreadsAndDtypesDoNotMatter) {
 
 TEST(FillNormal, DimensionsThatDiffer) {
   at::Tensor shard = at::zeros({2, 5});
-  EXPECT_THROW(nn::fill_normal(shard, kRng, 0.5, {7}, {0}), Error);
+  EXPECT_THROW(nn::fill_normal(shard, kRng, 0.5, {{7}, {0}}), Error);
   at::Tensor scalar = at::zeros({});
   EXPECT_THROW(nn::fill_normal(scalar, kRng, 0.5), Error);
 }

@@ -35,9 +35,9 @@ Indexer::Indexer(const ModelConfig& config, const ModelSettings& settings,
       wq_b_(config.q_lora_rank > 0 ? config.q_lora_rank : config.hidden_size, heads_ * head_dim_,
             spec),
       wk_(config.hidden_size, head_dim_, spec),
-      weights_proj_(config.hidden_size, heads_, spec),
+      weights_proj_(config.hidden_size, heads_, nn::exact(spec)),
       k_norm_(head_dim_, kKeyNormEps, spec) {
-  if (settings.hadamard) hadamard_ = hadamard_matrix(head_dim_).to(spec.device);
+  if (settings.hadamard) hadamard_ = hadamard_matrix(head_dim_).to(settings.device);
   add_kernel("rope", rope_kernel_);
   add_child("wq_b", wq_b_);
   add_child("wk", wk_);

@@ -54,8 +54,7 @@ MtpModule::MtpModule(int64_t layer, const ModelConfig& config, const ModelSettin
   add_child("hnorm", hnorm_);
   add_child("eh_proj", eh_proj_);
   if (settings.mtp_own_norm) {
-    add_child("shared_head.norm",
-              own_norm_.emplace(config.hidden_size, config.rms_norm_eps, parameter_spec(settings)));
+    own_norm_.emplace(config.hidden_size, config.rms_norm_eps, parameter_spec(settings));
   }
 }
 
@@ -79,7 +78,9 @@ Model::Model(const ModelConfig& config, const ModelSettings& settings)
   }
   for (int64_t i = config.num_hidden_layers; i < num_layers(); ++i) {
     mtp_.push_back(std::make_unique<MtpModule>(i, config, settings));
-    add_child("model.layers." + std::to_string(i), *mtp_.back());
+    const std::string name = "model.layers." + std::to_string(i);
+    add_child(name, *mtp_.back());
+    if (auto* norm = mtp_.back()->own_norm()) add_child(name + ".shared_head.norm", *norm);
   }
   add_child("model.norm", norm_);
   add_child("lm_head", lm_head_);
@@ -105,11 +106,14 @@ Sequence Model::sequence_of(const Batch& batch, size_t tower, const ForwardConte
 
 // A recomputed pass repeats the first one's choices and records nothing.
 template <typename F>
-Tensor Model::checkpointed(const F& block, const std::vector<Tensor>& inputs,
-                           const ForwardContext& ctx) const {
+Tensor Model::run_block(const nn::Module& block, const F& f, const std::vector<Tensor>& inputs,
+                        const ForwardContext& ctx) const {
+  const auto hooked = [&block, f](const std::vector<Tensor>& x, const ForwardContext& inner) {
+    return block.hooked(x, [&](const std::vector<Tensor>& y) { return f(y, inner); });
+  };
   const bool differentiable = at::GradMode::is_enabled() && inputs[0].requires_grad();
   if (!settings_.recompute_blocks || ctx.pass != Pass::kTrain || !differentiable) {
-    return block(inputs, ctx);
+    return hooked(inputs, ctx);
   }
   const auto decisions = std::make_shared<Decisions>();
   return nn::recompute(
@@ -117,41 +121,56 @@ Tensor Model::checkpointed(const F& block, const std::vector<Tensor>& inputs,
         ForwardContext inner = ctx;
         if (again) inner.pass = Pass::kRecompute;
         if (inner.decisions == nullptr) inner.decisions = decisions.get();
-        return block(x, inner);
+        return hooked(x, inner);
       },
       inputs);
+}
+
+Tensor Model::embed(const Tensor& ids) const {
+  return embed_tokens_.hooked({ids}, [&](const std::vector<Tensor>& x) {
+    return embed_tokens_.forward(x[0], settings_.compute_dtype);
+  });
+}
+
+Tensor Model::normed(const nn::RMSNorm& norm, const Tensor& hidden) const {
+  return norm.hooked({hidden}, [&](const std::vector<Tensor>& x) { return norm.forward(x[0]); });
 }
 
 std::vector<Tensor> Model::forward(const Batch& batch, const ForwardContext& ctx) const {
   LONGHAUL_CHECK(!batch.towers.empty() && batch.towers.size() <= mtp_.size() + 1,
                  "a batch with {} towers for {} MTP modules", batch.towers.size(), mtp_.size());
   const Sequence sequence = sequence_of(batch, 0, ctx);
-  Tensor h = embed_tokens_.forward(batch.towers[0].input_ids, settings_.compute_dtype);
+  Tensor h = embed(batch.towers[0].input_ids);
   for (const auto& layer : layers_) {
-    h = checkpointed(
-        [&block = *layer, sequence](const std::vector<Tensor>& x, const ForwardContext& inner) {
-          return block.forward(x[0], sequence, inner);
-        },
-        {h}, ctx);
+    const auto forward = [&block = *layer, sequence](const std::vector<Tensor>& x,
+                                                     const ForwardContext& inner) {
+      return block.forward(x[0], sequence, inner);
+    };
+    h = run_block(*layer, forward, {h}, ctx);
   }
-  std::vector<Tensor> hidden = {norm_.forward(h)};
+  std::vector<Tensor> hidden = {normed(norm_, h)};
   if (settings_.mtp_after_norm) h = hidden[0];
 
   for (size_t k = 1; k < batch.towers.size(); ++k) {
     const auto& slots = batch.towers[k];
-    const auto& module = *mtp_[k - 1];
-    const Tensor embedding =
-        embed_tokens_.forward(slots.input_ids, settings_.compute_dtype) * slots.valid.unsqueeze(-1);
-    h = checkpointed(
-        [&module, sequence = sequence_of(batch, k, ctx)](const std::vector<Tensor>& x,
-                                                         const ForwardContext& inner) {
-          return module.forward(x[0], x[1], sequence, inner);
-        },
-        {embedding, h}, ctx);
-    hidden.push_back((module.own_norm() ? *module.own_norm() : norm_).forward(h));
+    auto& module = *mtp_[k - 1];
+    const Tensor embedding = embed(slots.input_ids) * slots.valid.unsqueeze(-1);
+    const auto forward = [&module, sequence = sequence_of(batch, k, ctx)](
+                             const std::vector<Tensor>& x, const ForwardContext& inner) {
+      return module.forward(x[0], x[1], sequence, inner);
+    };
+    h = run_block(module, forward, {embedding, h}, ctx);
+    hidden.push_back(normed(module.own_norm() ? *module.own_norm() : norm_, h));
     if (settings_.mtp_after_norm) h = hidden.back();
   }
   return hidden;
+}
+
+Model::Stages Model::stages() {
+  Stages stages{embed_tokens_, {}, norm_, {}};
+  for (auto& block : layers_) stages.trunk.push_back(block.get());
+  for (auto& block : mtp_) stages.mtp.push_back(block.get());
+  return stages;
 }
 
 std::vector<std::pair<int64_t, Router*>> Model::routers() {
@@ -166,7 +185,7 @@ std::vector<std::pair<int64_t, Router*>> Model::routers() {
   return found;
 }
 
-void initialize(Model& model, uint64_t seed, double std, bool depth_scale) {
+void initialize(Model& model, uint64_t seed, double std, bool depth_scale, const PartOf& part_of) {
   const at::NoGradGuard no_grad;
   const double residual_std =
       depth_scale ? std / std::sqrt(2.0 * static_cast<double>(model.config().num_hidden_layers))
@@ -177,7 +196,7 @@ void initialize(Model& model, uint64_t seed, double std, bool depth_scale) {
     switch (parameter.init) {
       case nn::Init::kNormal:
         nn::fill_normal(*parameter.tensor, CounterRng(seed, parameter.name),
-                        residual ? residual_std : std);
+                        residual ? residual_std : std, part_of(parameter));
         break;
       case nn::Init::kOnes:
         parameter.tensor->fill_(1);

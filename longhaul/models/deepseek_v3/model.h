@@ -3,6 +3,7 @@
 // B batch, S sequence, D hidden, V vocabulary.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "longhaul/models/deepseek_v3/model_config.h"
 #include "longhaul/models/deepseek_v3/moe.h"
 #include "longhaul/models/deepseek_v3/settings.h"
+#include "longhaul/nn/init.h"
 #include "longhaul/nn/layers.h"
 
 namespace longhaul::deepseek_v3 {
@@ -41,8 +43,9 @@ class MtpModule : public Block {
   // `embedding` of the token this depth reads, `hidden` of the previous tower; both [B, S, D].
   Tensor forward(const Tensor& embedding_BSD, const Tensor& hidden_BSD, const Sequence& sequence,
                  const ForwardContext& ctx) const;
-  // The final norm of this module's own, if the settings ask for one.
-  const nn::RMSNorm* own_norm() const { return own_norm_ ? &*own_norm_ : nullptr; }
+  // The final norm of this module's own, if the settings ask for one. It stands outside of the
+  // block: the model registers and applies it.
+  nn::RMSNorm* own_norm() { return own_norm_ ? &*own_norm_ : nullptr; }
 
  private:
   nn::RMSNorm enorm_, hnorm_;
@@ -67,6 +70,16 @@ class Model : public nn::Module {
   // Routers by layer number; MTP modules count on after the last layer.
   std::vector<std::pair<int64_t, Router*>> routers();
 
+  // The parts that compute one after another: what is hooked (nn::Module::hooked) in forward(), in
+  // the order of the first use.
+  struct Stages {
+    nn::Module& embedding;
+    std::vector<nn::Module*> trunk;  // blocks
+    nn::Module& norm;                // the last norm, after which lm_head is used
+    std::vector<nn::Module*> mtp;    // blocks
+  };
+  Stages stages();
+
   const ModelConfig& config() const { return config_; }
   const ModelSettings& settings() const { return settings_; }
   // Layers of the trunk plus MTP modules.
@@ -75,11 +88,13 @@ class Model : public nn::Module {
   }
 
  private:
-  // block(inputs, ctx), whose activations are computed again in the backward pass if so set. The
-  // batch must live until then.
+  // f(inputs, ctx), the forward pass of `block`, whose activations are computed again in the
+  // backward pass if so set. The batch must live until then.
   template <typename F>
-  Tensor checkpointed(const F& block, const std::vector<Tensor>& inputs,
-                      const ForwardContext& ctx) const;
+  Tensor run_block(const nn::Module& block, const F& f, const std::vector<Tensor>& inputs,
+                   const ForwardContext& ctx) const;
+  Tensor embed(const Tensor& ids) const;
+  Tensor normed(const nn::RMSNorm& norm, const Tensor& hidden) const;
   Sequence sequence_of(const Batch& batch, size_t tower, const ForwardContext& ctx) const;
   void freeze_idle_parameters();
 
@@ -96,7 +111,11 @@ class Model : public nn::Module {
 
 // Initial weights (reference: the DeepSeek-V3 report and docs/step.md): normal with `std` for
 // matrices and the embedding, norms 1, biases 0; with `depth_scale` o_proj and down_proj are
-// divided by sqrt(2 * layers). A function of (seed, name, global element) only.
-void initialize(Model& model, uint64_t seed, double std, bool depth_scale);
+// divided by sqrt(2 * layers). A function of (seed, name, global element) only. `part_of` says
+// which part of the whole a parameter's tensor is; by default all of it.
+using PartOf = std::function<nn::Part(const nn::NamedParameter&)>;
+void initialize(
+    Model& model, uint64_t seed, double std, bool depth_scale,
+    const PartOf& part_of = [](const auto& p) { return nn::whole(*p.tensor); });
 
 }  // namespace longhaul::deepseek_v3

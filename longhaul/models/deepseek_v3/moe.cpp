@@ -60,7 +60,7 @@ Router::Router(int64_t layer, const ModelConfig& config, const ModelSettings& se
                .normalize = config.norm_topk_prob,
                .scale = config.routed_scaling_factor} {
   add_parameter("weight", weight_, {num_experts_, config.hidden_size}, nn::Init::kNormal,
-                parameter_spec(settings));
+                nn::exact(parameter_spec(settings)));
   add_kernel("permute", kernel_);
   if (!options_.softmax) {
     add_buffer("e_score_correction_bias", e_score_correction_bias_, {num_experts_},

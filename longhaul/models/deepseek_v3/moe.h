@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "longhaul/models/deepseek_v3/context.h"
 #include "longhaul/models/deepseek_v3/model_config.h"
@@ -24,6 +25,13 @@ class Mlp : public nn::Module {
   nn::Linear gate_proj_, up_proj_, down_proj_;
   ops::Kernel kernel_ = ops::Kernel::kReference;  // of swiglu
 };
+
+// In the name of each parameter of the routed experts, and of no other.
+inline constexpr const char* kExpertsInName = ".mlp.experts.";
+
+inline bool is_routed_expert(const std::string& parameter_name) {
+  return parameter_name.find(kExpertsInName) != std::string::npos;
+}
 
 // All routed experts of a layer, stacked: weights [E, out, in].
 class Experts : public nn::Module {

@@ -23,6 +23,8 @@ struct ModelSettings {
   at::ScalarType param_dtype = at::kFloat;
   at::ScalarType compute_dtype = at::kFloat;
   at::Device device = at::kCPU;
+  // Parameters are only shapes (on the Meta device) until someone gives them memory on `device`.
+  bool parameters_on_meta = false;
 
   MlaForm mla_form = MlaForm::kAbsorbed;
   IndexerStage stage = IndexerStage::kSparse;
@@ -43,7 +45,7 @@ struct ModelSettings {
 
 // Dtype and device of the parameters.
 inline nn::TensorSpec parameter_spec(const ModelSettings& settings) {
-  return {settings.param_dtype, settings.device};
+  return {settings.param_dtype, settings.parameters_on_meta ? at::kMeta : settings.device};
 }
 
 // The stage that a model of this shape is in: without an indexer there is none.
