@@ -82,13 +82,14 @@ class Module {
   // What converters may choose, of this module and its children.
   std::vector<NamedKernel> kernels() const;
 
-  // f(inputs), the forward pass of this module, with its hooks around it, the first added outermost.
-  // A module that may have a hook computes through here, or is called through here.
+  // f(inputs), the forward pass of this module, with its hooks around it, the first added
+  // outermost. A module that may have a hook computes through here, or is called through here.
   template <typename F>
   Tensor hooked(std::vector<Tensor> inputs, const F& f) const {
     for (auto* hook : hooks_) inputs = hook->before(std::move(inputs));
     Tensor output = f(inputs);
-    for (auto hook = hooks_.rbegin(); hook != hooks_.rend(); ++hook) output = (*hook)->after(output);
+    for (auto hook = hooks_.rbegin(); hook != hooks_.rend(); ++hook)
+      output = (*hook)->after(output);
     return output;
   }
   // The hook must live until it is removed.
