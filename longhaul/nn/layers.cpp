@@ -17,7 +17,11 @@ Linear::Linear(int64_t in_features, int64_t out_features, const TensorSpec& spec
   add_parameter("weight", weight, {out_features, in_features}, Init::kNormal, spec);
 }
 
-Tensor Linear::forward(const Tensor& x) const { return ops::linear(x, weight.to(x.scalar_type())); }
+Tensor Linear::forward(const Tensor& x) const {
+  return hooked({x}, [this](const std::vector<Tensor>& in) {
+    return ops::linear(in[0], weight.to(in[0].scalar_type()));
+  });
+}
 
 namespace {
 

@@ -4,6 +4,11 @@
 
 namespace longhaul::ops {
 
+c10::OperatorHandle distributed_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(
+      (std::string("longhaul_model::") + name).c_str(), "");
+}
+
 TORCH_LIBRARY(longhaul_model, m) {
   // Below autograd (ops/matmul differentiates): their rules stand in dtensor/rules.
   m.def("linear(Tensor x, Tensor weight) -> Tensor");
@@ -38,8 +43,8 @@ TORCH_LIBRARY(longhaul_model, m) {
       "head_sum, Tensor? scores, int kernel) -> Tensor");
   m.def(
       "dense_indexer_kl_loss(Tensor query, Tensor key, Tensor weights, Tensor attention_query, "
-      "Tensor attention_key, Tensor softmax_max, Tensor softmax_sum, float scale, Tensor "
-      "doc_start, int kernel) -> Tensor");
+      "Tensor attention_key, Tensor softmax_max, Tensor softmax_sum, float scale, int "
+      "first_query, Tensor doc_start, int kernel) -> Tensor");
 }
 
 }  // namespace longhaul::ops

@@ -58,7 +58,16 @@ class GatheredSequence : public deepseek_v3::SequenceCut {
     row_of_position_ = position_of_row_.argsort();
   }
 
+  // Tensor parallelism cuts the slice once more: it is put together first, and the whole is then on
+  // all ranks of that axis.
   Tensor gather(const Tensor& x_BS) const override {
+    if (!dtensor::is_dtensor(x_BS)) return gather_slices(x_BS);
+    const auto& mesh = dtensor::spec_of(x_BS).mesh;
+    return dtensor::from_local(gather_slices(dtensor::full_tensor(x_BS)), mesh,
+                               {dtensor::Placement::replicate()});
+  }
+
+  Tensor gather_slices(const Tensor& x_BS) const {
     Tensor rows_SB = all_gather_rows(x_BS.transpose(0, 1), group_);
     if (row_of_position_.defined()) {
       rows_SB = permute_rows(rows_SB, row_of_position_, position_of_row_);

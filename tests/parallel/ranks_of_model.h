@@ -5,6 +5,7 @@
 #include "longhaul/parallel/context.h"
 #include "longhaul/parallel/expert.h"
 #include "longhaul/parallel/parallel_dims.h"
+#include "longhaul/parallel/plans/deepseek_v3.h"
 #include "tests/models/tiny_model.h"
 #include "tests/support/run_ranks.h"
 
@@ -13,12 +14,12 @@ namespace longhaul::testing {
 using parallel::SequenceSplit;
 
 struct Layout {
-  int64_t dp = 1, cp = 1, ep = 1;
+  int64_t dp = 1, cp = 1, ep = 1, tp = 1;
   SequenceSplit split = SequenceSplit::kHeadTail;
 
-  int ranks() const { return static_cast<int>(dp * cp); }
+  int ranks() const { return static_cast<int>(dp * cp * tp); }
   std::string text() const {
-    return fmt::format("dp {} cp {} ep {} {}", dp, cp, ep,
+    return fmt::format("dp {} cp {} tp {} ep {} {}", dp, cp, tp, ep,
                        split == SequenceSplit::kHeadTail ? "head-tail" : "contiguous");
   }
   JobConfig config() const {
@@ -26,6 +27,7 @@ struct Layout {
     config.parallelism.data_parallel_shard_degree = dp;
     config.parallelism.context_parallel_degree = cp;
     config.parallelism.expert_parallel_degree = ep;
+    config.parallelism.tensor_parallel_degree = tp;
     return config;
   }
 };
@@ -88,6 +90,11 @@ inline void add_up(at::Tensor& x, const dtensor::Communicator& ranks) {
   ranks.all_reduce(x, dtensor::Reduction::kSum).wait();
 }
 
+inline at::Tensor whole_of(const at::Tensor& x) {
+  const at::NoGradGuard no_grad;
+  return dtensor::is_dtensor(x) ? dtensor::full_tensor(x) : x;
+}
+
 inline at::Tensor gathered(const at::Tensor& x, const dtensor::Communicator& ranks) {
   auto sizes = x.sizes().vec();
   sizes[0] *= ranks.size();
@@ -102,6 +109,7 @@ class RankOfModel {
   RankOfModel(dtensor::World& world, const Layout& layout, const Job& job)
       : dims_(parallel::ParallelDims::make(layout.config(), world)), model_(job.model()) {
     parallel::apply_expert_parallel(*model_, dims_.ep);
+    tensor_ = parallel::apply_tensor_parallel(*model_, dims_.mesh->slice({"tp"}));
     const int64_t B = job.rows.ids.size(0) / layout.dp;
     const auto own = [&](const at::Tensor& x) { return x.narrow(0, dims_.data_rank() * B, B); };
     batch_ = Rows{own(job.rows.ids), own(job.rows.labels), own(job.rows.positions)}.batch(kSlots);
@@ -116,6 +124,7 @@ class RankOfModel {
       add_up(total, *dims_.loss);
       counts->assign(total.data_ptr<int64_t>(), total.data_ptr<int64_t>() + total.numel());
     }
+    if (layout.tp > 1) batch_ = parallel::on_tensor_mesh(batch_, dims_.mesh->slice({"tp"}));
     ctx_.stats = &outcome_.run.stats;
     ctx_.decisions = &decisions_;
   }
@@ -127,7 +136,7 @@ class RankOfModel {
   Outcome outcome() {
     at::Tensor losses = at::tensor(losses_.by_tower, at::kDouble);
     add_up(losses, *dims_.loss);
-    at::Tensor total = losses_.total.detach().clone();
+    at::Tensor total = whole_of(losses_.total.detach()).clone();
     add_up(total, *dims_.loss);
     outcome_.run.total = total.item<double>();
     outcome_.run.by_tower.assign(losses.data_ptr<double>(),
@@ -135,10 +144,14 @@ class RankOfModel {
     auto& stats = outcome_.run.stats;
     for (auto* by_layer :
          {&stats.indexer_loss, &stats.balance_loss, &stats.z_loss, &stats.expert_counts}) {
-      for (auto& [layer, value] : *by_layer) add_up(value, *dims_.loss);
+      for (auto& [layer, value] : *by_layer) {
+        value = whole_of(value);
+        add_up(value, *dims_.loss);
+      }
     }
     for (const auto& [layer, own] : decisions_.topk_indices) {
-      const auto keys = batch_.cut ? batch_.cut->gather(own) : own;
+      const auto slice = whole_of(own);
+      const auto keys = batch_.cut ? batch_.cut->gather(slice) : slice;
       outcome_.selected[layer] = gathered(keys, *dims_.dp);
     }
     collect_gradients();
@@ -156,7 +169,12 @@ class RankOfModel {
     for (const auto& parameter : model_->parameters()) {
       at::Tensor gradient = parameter.tensor->grad();
       if (!gradient.defined()) continue;
-      if (part_of(parameter).global_sizes == parameter.tensor->sizes()) {
+      if (dtensor::is_dtensor(gradient)) {
+        gradient = whole_of(gradient);
+        add_up(gradient, *dims_.loss);
+      } else if (parameter.name.find(".mlp.gate.") != std::string::npos) {
+        add_up(gradient, *dims_.tokens);
+      } else if (part_of(parameter).global_sizes == parameter.tensor->sizes()) {
         add_up(gradient, *dims_.loss);
       } else {
         add_up(gradient, *dims_.efsdp);
@@ -170,6 +188,7 @@ class RankOfModel {
 
   parallel::ParallelDims dims_;
   std::unique_ptr<v3::Model> model_;
+  std::unique_ptr<parallel::TensorParallel> tensor_;
   v3::Batch batch_;
   v3::ForwardContext ctx_;
   v3::Decisions decisions_;

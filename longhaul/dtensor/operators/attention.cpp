@@ -68,7 +68,7 @@ Results attend(const Tensor& query, const Tensor& key, const Tensor& value, cons
 // Each query's own index: what a slice of the queries must say of itself.
 Tensor last_keys(const Tensor& doc_start, const std::optional<Tensor>& last_key) {
   if (last_key) return *last_key;
-  const auto options = at::TensorOptions(at::kLong).device(local_of(doc_start).device());
+  const auto options = at::TensorOptions(at::kLong).device(doc_start.device());
   return at::arange(doc_start.size(1), options).expand(doc_start.sizes()).contiguous();
 }
 
@@ -147,7 +147,7 @@ Tensor sparse_indexer_kl_loss(const Tensor& query, const Tensor& key, const Tens
 Tensor dense_indexer_kl_loss(const Tensor& query, const Tensor& key, const Tensor& weights,
                              const Tensor& attention_query, const Tensor& attention_key,
                              const Tensor& softmax_max, const Tensor& softmax_sum, double scale,
-                             const Tensor& doc_start, int64_t kernel) {
+                             int64_t first_query, const Tensor& doc_start, int64_t kernel) {
   const Mesh& mesh = mesh_of({&query, &attention_query});
   Placing placing(
       mesh,
@@ -175,10 +175,14 @@ Tensor dense_indexer_kl_loss(const Tensor& query, const Tensor& key, const Tenso
     };
   }
   return placing.compute([&](const std::vector<Tensor>& x) {
-    return std::vector{ops::dense_indexer_kl_loss(
-        {x[0], x[1], x[2]},
-        {.query_BSHD = x[3], .key = x[4], .softmax_max = x[5], .softmax_sum = x[6], .scale = scale},
-        x[7], options)};
+    return std::vector{ops::dense_indexer_kl_loss({x[0], x[1], x[2]},
+                                                  {.query_BSHD = x[3],
+                                                   .key = x[4],
+                                                   .softmax_max = x[5],
+                                                   .softmax_sum = x[6],
+                                                   .scale = scale,
+                                                   .first_query = first_query},
+                                                  x[7], options)};
   })[0];
 }
 

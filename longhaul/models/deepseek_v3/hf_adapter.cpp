@@ -13,8 +13,6 @@
 namespace longhaul::deepseek_v3 {
 namespace {
 
-constexpr const char* kExperts = ".mlp.experts.";
-
 std::map<std::string, Tensor> targets(Model& model) {
   std::map<std::string, Tensor> result;
   for (const auto& list : {model.parameters(), model.buffers()}) {
@@ -58,9 +56,9 @@ std::string first_of(const std::vector<std::string>& names) {
 
 std::vector<std::pair<std::string, Tensor>> hf_views(const std::string& name,
                                                      const Tensor& tensor) {
-  const size_t at = name.find(kExperts);
+  const size_t at = name.find(kExpertsInName);
   if (at == std::string::npos) return {{name, tensor}};
-  const std::string before = name.substr(0, at) + kExperts;
+  const std::string before = name.substr(0, at) + kExpertsInName;
   const std::string after = name.substr(before.size());
   std::vector<std::pair<std::string, Tensor>> views;
   for (int64_t e = 0; e < tensor.size(0); ++e) {

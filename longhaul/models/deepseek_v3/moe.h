@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "longhaul/models/deepseek_v3/context.h"
 #include "longhaul/models/deepseek_v3/model_config.h"
@@ -25,6 +26,17 @@ class Mlp : public nn::Module {
   nn::Linear gate_proj_, up_proj_, down_proj_;
   ops::Kernel kernel_ = ops::Kernel::kReference;  // of swiglu
 };
+
+// In the name of each parameter of the routed experts, and of no other.
+inline constexpr const char* kExpertsInName = ".mlp.experts.";
+
+inline bool is_routed_expert(const std::string& parameter_name) {
+  return parameter_name.find(kExpertsInName) != std::string::npos;
+}
+
+inline bool is_router(const std::string& parameter_name) {
+  return parameter_name.find(".mlp.gate.") != std::string::npos;
+}
 
 // Who computes the rows of experts that are not held here. Whoever deals the experts out implements
 // it (parallel/expert.h).
@@ -97,12 +109,26 @@ class Moe : public nn::Module {
 
   Router& router() { return router_; }
   Experts& experts() { return experts_; }
+  // Where this layer routes a share of the tokens only (a hook of the module sees to that): adds up
+  // a statistic over all shares, without gradient.
+  using OverShares = std::function<Tensor(const Tensor& statistic)>;
+  void set_over_shares(OverShares over_shares) { over_shares_ = std::move(over_shares); }
 
  private:
-  Tensor balance_loss(const Router::Routing& routing, const Sequence& sequence) const;
-  Tensor z_loss(const Router::Routing& routing, const Sequence& sequence) const;
-  Tensor attach_losses(const Tensor& out, const Router::Routing& routing, const Sequence& sequence,
+  // The tokens of a layer that are routed here.
+  struct Tokens {
+    Tensor x_BSD, valid_BS;
+    const Sequence& sequence;
+  };
+
+  Tensor route(const Tokens& tokens, const ForwardContext& ctx) const;
+  Tensor balance_loss(const Router::Routing& routing, const Tokens& tokens) const;
+  Tensor z_loss(const Router::Routing& routing, const Tokens& tokens) const;
+  Tensor attach_losses(const Tensor& out, const Router::Routing& routing, const Tokens& tokens,
                        const ForwardContext& ctx) const;
+  void record(std::map<int64_t, Tensor> StepStats::*statistic, const Tensor& of_share,
+              const ForwardContext& ctx) const;
+  Tensor over_shares(const Tensor& x) const { return over_shares_ ? over_shares_(x) : x; }
 
   int64_t layer_, num_experts_, experts_per_token_;
   double balance_coeff_, z_coeff_;
@@ -110,6 +136,7 @@ class Moe : public nn::Module {
   Router router_;
   Experts experts_;
   std::optional<Mlp> shared_experts_;
+  OverShares over_shares_;
 };
 
 }  // namespace longhaul::deepseek_v3

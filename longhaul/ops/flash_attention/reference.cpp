@@ -18,11 +18,11 @@ struct SharedKeys {
   static Tensor layout(const Tensor& x_BLD) { return x_BLD; }
   static Tensor scores(const Tensor& q, const Tensor& k) {
     const int64_t B = q.size(0), S = q.size(1), H = q.size(2);
-    return ops::bmm(q.reshape({B, S * H, -1}), k.transpose(1, 2)).view({B, S, H, -1});
+    return ops::bmm(q.reshape({B, S * H, q.size(3)}), k.transpose(1, 2)).view({B, S, H, k.size(1)});
   }
   static Tensor apply(const Tensor& p, const Tensor& v) {
     const int64_t B = p.size(0), S = p.size(1), H = p.size(2);
-    return ops::bmm(p.reshape({B, S * H, -1}), v).view({B, S, H, -1});
+    return ops::bmm(p.reshape({B, S * H, p.size(3)}), v).view({B, S, H, v.size(2)});
   }
 };
 
@@ -32,14 +32,16 @@ struct KeysByHead {
 
   // [B, L, H, D] as [B * H, L, D].
   static Tensor layout(const Tensor& x_BLHD) {
-    return x_BLHD.transpose(1, 2).reshape({x_BLHD.size(0) * x_BLHD.size(2), x_BLHD.size(1), -1});
+    const int64_t B = x_BLHD.size(0), L = x_BLHD.size(1), H = x_BLHD.size(2);
+    return x_BLHD.transpose(1, 2).reshape({B * H, L, x_BLHD.size(3)});
   }
   static Tensor scores(const Tensor& q, const Tensor& k) {
-    return ops::bmm(layout(q), k.transpose(1, 2)).view({q.size(0), q.size(2), q.size(1), -1});
+    return ops::bmm(layout(q), k.transpose(1, 2))
+        .view({q.size(0), q.size(2), q.size(1), k.size(1)});
   }
   static Tensor apply(const Tensor& p, const Tensor& v) {
     const int64_t B = p.size(0), H = p.size(1), S = p.size(2);
-    return ops::bmm(p.reshape({B * H, S, -1}), v).view({B, H, S, -1}).transpose(1, 2);
+    return ops::bmm(p.reshape({B * H, S, p.size(3)}), v).view({B, H, S, v.size(2)}).transpose(1, 2);
   }
 };
 

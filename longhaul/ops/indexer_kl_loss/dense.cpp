@@ -257,11 +257,11 @@ Tensor dense_indexer_kl_loss(const IndexerInputs& indexer, const AttentionState&
   if (is_distributed_tensor(indexer.query_BSHD)) {
     using Signature =
         Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-               const Tensor&, const Tensor&, double, const Tensor&, int64_t);
+               const Tensor&, const Tensor&, double, int64_t, const Tensor&, int64_t);
     return distributed<Signature>("dense_indexer_kl_loss")
         .call(indexer.query_BSHD, indexer.key_BSD, indexer.weights_BSH, attention.query_BSHD,
               attention.key, attention.softmax_max, attention.softmax_sum, attention.scale,
-              doc_start_BS, static_cast<int64_t>(options.kernel));
+              attention.first_query, doc_start_BS, static_cast<int64_t>(options.kernel));
   }
   check_dense(indexer, doc_start_BS, attention.first_query);
   check_shape(attention.query_BSHD,

@@ -33,27 +33,29 @@ Tensor indexer_scores(const Tensor& query_BSHD, const Tensor& key_BSD, const Ten
 
 IndexerScores indexer_scores_and_dots(const IndexerInputs& in) {
   check_indexer_inputs(in);
-  const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), H = in.query_BSHD.size(2);
+  const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), H = in.query_BSHD.size(2),
+                L = in.key_BSD.size(1);
   const auto wide = wide_type(in.query_BSHD);
-  const Tensor dots =
-      product(in.query_BSHD.to(wide).reshape({B, S * H, -1}), in.key_BSD.to(wide).transpose(1, 2))
-          .relu_()
-          .view({B * S, H, -1});
-  return {product(in.weights_BSH.to(wide).reshape({B * S, 1, H}), dots).view({B, S, -1}), dots};
+  const Tensor dots = product(in.query_BSHD.to(wide).reshape({B, S * H, in.query_BSHD.size(3)}),
+                              in.key_BSD.to(wide).transpose(1, 2))
+                          .relu_()
+                          .view({B * S, H, L});
+  return {product(in.weights_BSH.to(wide).reshape({B * S, 1, H}), dots).view({B, S, L}), dots};
 }
 
 IndexerScoresGradients indexer_scores_grad(const IndexerInputs& in, Tensor& dots,
                                            const Tensor& d_scores_BSS) {
   const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), H = in.query_BSHD.size(2);
   const auto wide = wide_type(in.query_BSHD);
-  const Tensor q = in.query_BSHD.to(wide).reshape({B, S * H, -1}), k = in.key_BSD.to(wide);
+  const Tensor q = in.query_BSHD.to(wide).reshape({B, S * H, in.query_BSHD.size(3)}),
+               k = in.key_BSD.to(wide);
   const Tensor w = in.weights_BSH.to(wide).reshape({B * S, H, 1});
-  const Tensor d_scores = d_scores_BSS.reshape({B * S, 1, -1});
+  const Tensor d_scores = d_scores_BSS.reshape({B * S, 1, d_scores_BSS.size(2)});
   IndexerScoresGradients result;
   result.grads.weights_BSH = product(dots, d_scores.transpose(1, 2))
                                  .view(in.weights_BSH.sizes())
                                  .to(in.weights_BSH.scalar_type());
-  const Tensor d_dots = dots.gt_(0).mul_(d_scores).mul_(w).view({B, S * H, -1});
+  const Tensor d_dots = dots.gt_(0).mul_(d_scores).mul_(w).view({B, S * H, d_scores.size(2)});
   result.grads.query_BSHD =
       product(d_dots, k).view(in.query_BSHD.sizes()).to(in.query_BSHD.scalar_type());
   result.d_key = product(d_dots.transpose(1, 2), q);

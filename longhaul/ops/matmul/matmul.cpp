@@ -100,8 +100,8 @@ Tensor linear_by_head(const Tensor& x_BSHI, const Tensor& weight_HIO) {
         .call(x_BSHI, weight_HIO);
   }
   const int64_t B = x_BSHI.size(0), S = x_BSHI.size(1), H = x_BSHI.size(2);
-  const Tensor x_HTI = x_BSHI.reshape({B * S, H, -1}).transpose(0, 1);
-  return ops::bmm(x_HTI, weight_HIO).transpose(0, 1).reshape({B, S, H, -1});
+  const Tensor x_HTI = x_BSHI.reshape({B * S, H, x_BSHI.size(3)}).transpose(0, 1);
+  return ops::bmm(x_HTI, weight_HIO).transpose(0, 1).reshape({B, S, H, weight_HIO.size(2)});
 }
 
 Tensor bmm(const Tensor& a_BMK, const Tensor& b_BKN) {

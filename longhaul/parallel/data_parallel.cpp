@@ -1,0 +1,70 @@
+#include "longhaul/parallel/data_parallel.h"
+
+#include <set>
+
+namespace longhaul::parallel {
+namespace {
+
+using Parameters = std::vector<nn::NamedParameter>;
+
+// Takes the parameters of `module` out of `rest`, under their names in the model.
+Parameters take_parameters(const nn::Module& module, Parameters& rest) {
+  std::set<const Tensor*> own;
+  for (const auto& parameter : module.parameters()) own.insert(parameter.tensor);
+  Parameters taken, left;
+  for (auto& parameter : rest) {
+    (own.count(parameter.tensor) > 0 ? taken : left).push_back(std::move(parameter));
+  }
+  rest = std::move(left);
+  return taken;
+}
+
+std::vector<std::pair<Parameters, Group>> by_ranks(const Parameters& parameters,
+                                                   const ParallelDims& dims) {
+  Parameters dense, experts, routers;
+  for (const auto& parameter : parameters) {
+    (deepseek_v3::is_routed_expert(parameter.name) ? experts
+     : deepseek_v3::is_router(parameter.name)      ? routers
+                                                   : dense)
+        .push_back(parameter);
+  }
+  std::vector<std::pair<Parameters, Group>> groups;
+  if (!dense.empty()) groups.emplace_back(dense, dims.fsdp);
+  if (!routers.empty()) groups.emplace_back(routers, dims.tokens);
+  if (!experts.empty()) groups.emplace_back(experts, dims.efsdp);
+  return groups;
+}
+
+}  // namespace
+
+std::unique_ptr<Fsdp> apply_data_parallel(deepseek_v3::Model& model, const ParallelDims& dims,
+                                          const JobConfig& config) {
+  if (dims.all->size() == 1) return std::make_unique<Fsdp>();
+  const bool reshard = config.parallelism.fsdp_reshard_after_forward != "never";
+  const auto stages = model.stages();
+  Parameters rest = model.parameters();
+  std::vector<Fsdp::Unit> units;
+  const auto add_block = [&](nn::Module& block) {
+    units.push_back({.module = &block,
+                     .groups = by_ranks(take_parameters(block, rest), dims),
+                     .reshard_after_forward = reshard});
+  };
+  units.push_back({.module = &stages.embedding,
+                   .groups = by_ranks(take_parameters(stages.embedding, rest), dims),
+                   .reshard_after_forward = reshard && stages.mtp.empty(),
+                   .in_sequence = false,
+                   .backward_needs_weights = false});
+  for (auto* block : stages.trunk) add_block(*block);
+  const size_t head = units.size();
+  for (auto* block : stages.mtp) add_block(*block);
+  units.insert(units.begin() + static_cast<std::ptrdiff_t>(head), {.module = &stages.norm,
+                                                                   .groups = by_ranks(rest, dims),
+                                                                   .reshard_after_forward = false,
+                                                                   .in_sequence = false});
+  return std::make_unique<Fsdp>(units,
+                                Fsdp::Options{.replicate = dims.mesh->shared_axis("dp_replicate"),
+                                              .compute_dtype = model.settings().compute_dtype,
+                                              .device = model.settings().device});
+}
+
+}  // namespace longhaul::parallel

@@ -1,0 +1,23 @@
+// Which parts of a DeepSeek model are gathered together, and over which ranks their parameters are
+// cut: the plan of data parallelism. Called by the trainer, after everything that replaces modules
+// or cuts them otherwise.
+#pragma once
+
+#include <memory>
+
+#include "longhaul/config/job_config.h"
+#include "longhaul/models/deepseek_v3/model.h"
+#include "longhaul/parallel/fsdp.h"
+
+namespace longhaul::parallel {
+
+// A unit for the embedding, each block and each MTP module, and one for all the rest (the last
+// norms and the output head). Routed experts are cut over the ranks of efsdp, everything else over
+// those of fsdp. With parallelism.fsdp_reshard_after_forward "never" the blocks stay gathered
+// between their forward and backward passes; the rest is needed at once and stays in any case, and
+// so does the embedding where MTP modules come back to it. On a single rank the model is left as it
+// is. The result must end before the model does.
+std::unique_ptr<Fsdp> apply_data_parallel(deepseek_v3::Model& model, const ParallelDims& dims,
+                                          const JobConfig& config);
+
+}  // namespace longhaul::parallel
