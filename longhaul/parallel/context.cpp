@@ -92,6 +92,11 @@ class GatheredSequence : public deepseek_v3::SequenceCut {
 
 std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 
+SequenceSplit split_of(const JobConfig& config) {
+  return config.parallelism.context_parallel_load_balancer == "none" ? SequenceSplit::kContiguous
+                                                                     : SequenceSplit::kHeadTail;
+}
+
 // The name of the kind that the job asks for.
 std::string kind_of(const JobConfig& config, const ContextParallelKinds& kinds) {
   const char* key = "parallelism.custom_context_parallel_path";
@@ -168,17 +173,19 @@ void check_context_parallel(const JobConfig& config, int64_t ranks,
                  "\"alltoall\": key rows are gathered, they do not go round; set it to "
                  "\"allgather\"");
   }
-  name_setting(config, "training.seq_len", [&] {
-    check_sequence_split(config.training.seq_len, ranks, ContextOptions{}.split);
-  });
+  name_setting(config, "training.seq_len",
+               [&] { check_sequence_split(config.training.seq_len, ranks, split_of(config)); });
 }
 
-std::unique_ptr<ContextParallel> make_context_parallel(const JobConfig& config,
-                                                       const ContextOptions& options,
+std::unique_ptr<ContextParallel> make_context_parallel(const JobConfig& config, const Group& group,
+                                                       at::Device device,
                                                        const ContextParallelKinds& kinds) {
-  if (options.group->size() == 1) return nullptr;
-  check_context_parallel(config, options.group->size(), kinds);
-  return kinds.at(kind_of(config, kinds))(options);
+  if (group->size() == 1) return nullptr;
+  check_context_parallel(config, group->size(), kinds);
+  return kinds.at(kind_of(config, kinds))({.group = group,
+                                           .seq_len = config.training.seq_len,
+                                           .split = split_of(config),
+                                           .device = device});
 }
 
 }  // namespace longhaul::parallel

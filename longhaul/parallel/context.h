@@ -81,13 +81,14 @@ using ContextParallelKinds = std::map<std::string, ContextParallelFactory>;
 ContextParallelKinds built_in_context_parallel();
 
 // The kind that parallelism.custom_context_parallel_path names, by the last part of the path, where
-// parallelism.enable_custom_context_parallel is set; else "dsa". nullptr when cp is 1. UserErrors
-// name the key: an unknown kind, what is not supported, a sequence that cannot be dealt out.
+// parallelism.enable_custom_context_parallel is set; else "dsa". nullptr for a group of one rank.
+// UserError as check_context_parallel.
 std::unique_ptr<ContextParallel> make_context_parallel(
-    const JobConfig& config, const ContextOptions& options,
+    const JobConfig& config, const Group& group, at::Device device,
     const ContextParallelKinds& kinds = built_in_context_parallel());
 
-// The same checks, before anything is allocated.
+// Throws UserError, naming the key, for an unknown kind, for what is not supported and for a
+// training.seq_len that cannot be dealt to `ranks` ranks. For use before anything is allocated.
 void check_context_parallel(const JobConfig& config, int64_t ranks,
                             const ContextParallelKinds& kinds = built_in_context_parallel());
 

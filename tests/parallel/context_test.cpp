@@ -152,22 +152,26 @@ TEST(ContextParallelOfAJob, KindsByName) {
               HasSubstr("training.seq_len: 6 slots cannot be dealt to 2 ranks in 4 chunks"));
 }
 
-TEST(ContextParallelOfAJob, AnotherKind) {
+TEST(ContextParallelOfAJob, AnotherKindAndAnotherSplit) {
   test::run_ranks(2, [](dtensor::World& world) {
     const auto dims = parallel::ParallelDims::make(Layout{.cp = 2}.config(), world);
-    bool made = false;
+    std::optional<parallel::ContextOptions> asked;
     const parallel::ContextParallelKinds kinds = {
         {"dsb", [&](const parallel::ContextOptions& options) {
-           made = true;
+           asked = options;
            return std::make_unique<DsaContextParallel>(options);
          }}};
     const auto job = parse_job(
-        "[parallelism]\nenable_custom_context_parallel = true\n"
-        "custom_context_parallel_path = \"my.dsb\"",
+        "[training]\nseq_len = 6\n[parallelism]\nenable_custom_context_parallel = true\n"
+        "custom_context_parallel_path = \"my.dsb\"\ncontext_parallel_load_balancer = \"none\"",
         "job.toml", {});
-    const parallel::ContextOptions options = {.group = dims.mesh->shared_axis("cp"), .seq_len = 8};
-    EXPECT_NE(parallel::make_context_parallel(job, options, kinds), nullptr);
-    EXPECT_TRUE(made);
+    const auto context =
+        parallel::make_context_parallel(job, dims.mesh->shared_axis("cp"), at::kCPU, kinds);
+    ASSERT_TRUE(asked.has_value());
+    EXPECT_EQ(asked->split, SequenceSplit::kContiguous);
+    EXPECT_EQ(context->positions().size(0), 3);
+    EXPECT_EQ(parallel::make_context_parallel(job, dims.mesh->shared_axis("tp"), at::kCPU), nullptr)
+        << "one rank";
   });
 }
 
