@@ -130,6 +130,13 @@ TEST(ExpertParallel, UnderFsdp) {
   }
 }
 
+TEST(ExpertParallel, OverGloo) {
+  const Job job;
+  const test::RankOptions gloo = {.transport = test::Transport::kGloo};
+  expect_same(on_ranks({.dp = 2, .cp = 2, .ep = 4, .fsdp = true}, job, gloo), on_one_rank(job),
+              1e-11);
+}
+
 // Whatever the layout, an element of the initial weights is the same.
 TEST(ExpertParallel, InitialWeightsByGlobalPosition) {
   const Job job;

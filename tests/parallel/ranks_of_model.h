@@ -119,7 +119,7 @@ class RankOfModel {
     batch_ = Rows{own(job.rows.ids), own(job.rows.labels), own(job.rows.positions)}.batch(kSlots);
     if (layout.cp > 1) {
       const parallel::DsaContextParallel context(
-          {.group = dims_.mesh->shared_axis("cp"), .seq_len = kSlots, .split = layout.split});
+          {.group = dims_.mesh->shared_axis("cp"), .split = layout.split});
       batch_ = context.cut(batch_);
     }
     ctx_.counts.add(batch_);
@@ -206,15 +206,17 @@ class RankOfModel {
 };
 
 // As rank 0 sees it.
-inline Outcome on_ranks(const Layout& layout, const Job& job) {
+inline Outcome on_ranks(const Layout& layout, const Job& job,
+                        const test::RankOptions& options = {}) {
   Outcome result;
-  test::run_ranks(layout.ranks(), [&](dtensor::World& world) {
+  const auto body = [&](dtensor::World& world) {
     RankOfModel rank(world, layout, job);
     rank.forward();
     rank.backward();
     const Outcome outcome = rank.outcome();
     if (world.rank() == 0) result = outcome;
-  });
+  };
+  test::run_ranks(layout.ranks(), body, options);
   return result;
 }
 
