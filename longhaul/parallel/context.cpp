@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "longhaul/base/text.h"
+#include "longhaul/dtensor/dtensor.h"
 #include "longhaul/ops/cross_entropy/cross_entropy.h"
 #include "longhaul/parallel/collectives.h"
 

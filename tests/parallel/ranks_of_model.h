@@ -165,20 +165,19 @@ class RankOfModel {
 
  private:
   void collect_gradients() {
-    const auto part_of = parallel::expert_parts(*model_, dims_.ep);
     for (const auto& parameter : model_->parameters()) {
       at::Tensor gradient = parameter.tensor->grad();
       if (!gradient.defined()) continue;
       if (dtensor::is_dtensor(gradient)) {
         gradient = whole_of(gradient);
         add_up(gradient, *dims_.loss);
-      } else if (parameter.name.find(".mlp.gate.") != std::string::npos) {
+      } else if (v3::is_router(parameter.name)) {
         add_up(gradient, *dims_.tokens);
-      } else if (part_of(parameter).global_sizes == parameter.tensor->sizes()) {
-        add_up(gradient, *dims_.loss);
-      } else {
+      } else if (v3::is_routed_expert(parameter.name)) {
         add_up(gradient, *dims_.efsdp);
         gradient = gathered(gradient, *dims_.ep);
+      } else {
+        add_up(gradient, *dims_.loss);
       }
       for (auto& [name, view] : v3::hf_views(parameter.name, gradient)) {
         outcome_.run.gradients[name] = view;

@@ -25,7 +25,7 @@ const std::vector<Layout> kLayouts = {
     {.dp = 2, .tp = 2},
     {.cp = 2, .tp = 2},
     {.dp = 2, .ep = 4, .tp = 2},
-    {.cp = 2, .ep = 2, .split = SequenceSplit::kContiguous, .tp = 2},
+    {.cp = 2, .ep = 2, .tp = 2, .split = SequenceSplit::kContiguous},
     {.dp = 2, .cp = 2, .ep = 8, .tp = 2},
 };
 
