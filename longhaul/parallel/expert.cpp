@@ -2,8 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include <set>
-
+#include "longhaul/dtensor/dtensor.h"
 #include "longhaul/ops/moe_token_permute/moe_token_permute.h"
 #include "longhaul/parallel/collectives.h"
 
@@ -22,14 +21,18 @@ class ExchangedExperts : public deepseek_v3::ExpertExchange {
  public:
   explicit ExchangedExperts(Group group) : group_(std::move(group)) {}
 
+  Tensor held(const Tensor& weights) const override { return dtensor::to_local(weights); }
+
   Tensor compute(const Tensor& rows_MD, const Tensor& counts_E,
-                 const Compute& held) const override {
+                 const Compute& compute_held) const override {
     const Routes routes = plan(counts_E);
     const Tensor arrived = all_to_all_rows(rows_MD.narrow(0, 0, routes.num_sent), routes.sent,
                                            routes.received, group_);
     // From source by source to expert by expert, and back.
-    const Tensor &order = routes.by_expert.order, inverse = routes.by_expert.inverse.view(-1);
-    const Tensor computed = held(permute_rows(arrived, order, inverse), routes.by_expert.counts_E);
+    const Tensor& order = routes.by_expert.order;
+    const Tensor inverse = routes.by_expert.inverse.view(-1);
+    const Tensor computed =
+        compute_held(permute_rows(arrived, order, inverse), routes.by_expert.counts_E);
     const Tensor returned = all_to_all_rows(permute_rows(computed, inverse, order), routes.received,
                                             routes.sent, group_);
     const int64_t nowhere = rows_MD.size(0) - routes.num_sent;
@@ -79,32 +82,17 @@ void apply_expert_parallel(deepseek_v3::Model& model, const Group& group) {
   const int64_t ranks = group->size();
   check_expert_parallel(model.config(), ranks);
   if (ranks == 1) return;
-  const at::NoGradGuard no_grad;
+  const auto mesh = std::make_shared<const dtensor::DeviceMesh>(std::vector{group});
   const auto exchange = std::make_shared<ExchangedExperts>(group);
   for (auto* experts : model.experts()) {
     experts->set_exchange(exchange);
     for (const auto& parameter : experts->parameters()) {
-      const Tensor whole = *parameter.tensor;
-      const int64_t held = whole.size(0) / ranks;
-      *parameter.tensor = whole.detach().narrow(0, group->rank() * held, held).clone();
-      parameter.tensor->set_requires_grad(whole.requires_grad());
+      const bool trains = parameter.tensor->requires_grad();
+      *parameter.tensor =
+          dtensor::distribute(parameter.tensor->detach(), mesh, {dtensor::Placement::shard(0)});
+      parameter.tensor->set_requires_grad(trains);
     }
   }
-}
-
-deepseek_v3::PartOf expert_parts(deepseek_v3::Model& model, const Group& group) {
-  std::set<const Tensor*> dealt;
-  for (auto* experts : model.experts()) {
-    for (const auto& parameter : experts->parameters()) dealt.insert(parameter.tensor);
-  }
-  return [dealt, ranks = int64_t{group->size()},
-          rank = int64_t{group->rank()}](const nn::NamedParameter& parameter) {
-    nn::Part part = nn::whole(*parameter.tensor);
-    if (dealt.count(parameter.tensor) == 0) return part;
-    part.offsets[0] = rank * part.global_sizes[0];
-    part.global_sizes[0] *= ranks;
-    return part;
-  };
 }
 
 }  // namespace longhaul::parallel

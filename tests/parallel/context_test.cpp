@@ -195,6 +195,23 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values(v3::MlaForm::kAbsorbed, v3::MlaForm::kExpanded),
                        ::testing::Bool()));
 
+// With the weights cut over the same ranks.
+TEST(ContextParallelModel, UnderFsdp) {
+  for (const auto stage : {v3::IndexerStage::kSparse, v3::IndexerStage::kDenseWarmup}) {
+    for (const bool recompute : {false, true}) {
+      Job job;
+      job.settings.stage = stage;
+      job.settings.recompute_blocks = recompute;
+      const Outcome expected = on_one_rank(job);
+      for (const auto& [dp, cp] : {std::pair{1, 4}, {2, 2}}) {
+        const Layout layout = {.dp = dp, .cp = cp, .fsdp = true};
+        SCOPED_TRACE(layout.text());
+        expect_same(on_ranks(layout, job), expected, 1e-11);
+      }
+    }
+  }
+}
+
 // The CPU kernels; fp32 sums in another order.
 TEST(ContextParallelKernels, EqualOneRank) {
   for (const auto stage : {v3::IndexerStage::kSparse, v3::IndexerStage::kDenseWarmup}) {

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include "longhaul/dtensor/dtensor.h"
 #include "tests/parallel/ranks_of_model.h"
 
 namespace longhaul::testing {
@@ -90,49 +91,70 @@ TEST(ExpertParallel, TwoRunsAreEqualBitByBit) {
   expect_same(on_ranks(layout, job), on_ranks(layout, job), 1e-300);
 }
 
-// Initial weights are those of the global experts, and the parts say where they stand.
+// Names and sizes stay those of the whole; a rank has the weights of its experts.
 TEST(ExpertParallel, PartsOfTheWhole) {
   const Job job;
-  const auto whole = job.model();
-  const auto names = whole->parameters();
+  const auto model_of_one = job.model();
+  const auto whole = model_of_one->parameters();
   test::run_ranks(4, [&](dtensor::World& world) {
     const auto dims = parallel::ParallelDims::make(Layout{.dp = 4, .ep = 4}.config(), world);
     auto model = job.model();
     parallel::apply_expert_parallel(*model, dims.ep);
-    const auto part_of = parallel::expert_parts(*model, dims.ep);
     const auto own = model->parameters();
-    ASSERT_EQ(own.size(), names.size());
+    ASSERT_EQ(own.size(), whole.size());
     int64_t dealt = 0;
     for (size_t i = 0; i < own.size(); ++i) {
-      const auto part = part_of(own[i]);
-      EXPECT_EQ(own[i].name, names[i].name);
-      EXPECT_EQ(part.global_sizes, names[i].tensor->sizes()) << own[i].name;
-      at::Tensor expected = *names[i].tensor;
-      if (own[i].name.find(".mlp.experts.") != std::string::npos) {
-        EXPECT_EQ(part.offsets[0], 2 * world.rank()) << own[i].name;
-        expected = expected.narrow(0, 2 * world.rank(), 2);
-        ++dealt;
-      }
-      EXPECT_TRUE(at::equal(*own[i].tensor, expected)) << own[i].name;
-      EXPECT_EQ(own[i].tensor->requires_grad(), names[i].tensor->requires_grad());
+      EXPECT_EQ(own[i].name, whole[i].name);
+      EXPECT_EQ(own[i].tensor->sizes(), whole[i].tensor->sizes()) << own[i].name;
+      EXPECT_EQ(own[i].tensor->requires_grad(), whole[i].tensor->requires_grad());
+      if (!v3::is_routed_expert(own[i].name)) continue;
+      EXPECT_TRUE(at::equal(dtensor::local_of(*own[i].tensor),
+                            whole[i].tensor->detach().narrow(0, 2 * world.rank(), 2)));
+      ++dealt;
     }
     EXPECT_EQ(dealt, 9) << "three matrices in three layers";
-    v3::initialize(*model, 3, 0.02, true, part_of);
   });
 }
 
+// With the rest of the weights cut, too: the experts of a layer over ep, and each over efsdp.
+TEST(ExpertParallel, UnderFsdp) {
+  for (const bool recompute : {false, true}) {
+    Job job;
+    job.settings.recompute_blocks = recompute;
+    const Outcome expected = on_one_rank(job);
+    for (Layout layout : kLayouts) {
+      layout.fsdp = true;
+      SCOPED_TRACE(layout.text());
+      expect_same(on_ranks(layout, job), expected, 1e-11);
+    }
+  }
+}
+
+// Whatever the layout, an element of the initial weights is the same.
 TEST(ExpertParallel, InitialWeightsByGlobalPosition) {
   const Job job;
   const auto whole = job.model();
   v3::initialize(*whole, 3, 0.02, true);
-  test::run_ranks(2, [&](dtensor::World& world) {
-    const auto dims = parallel::ParallelDims::make(Layout{.dp = 2, .ep = 2}.config(), world);
-    auto model = job.model();
-    parallel::apply_expert_parallel(*model, dims.ep);
-    v3::initialize(*model, 3, 0.02, true, parallel::expert_parts(*model, dims.ep));
-    const auto own = model->experts()[1]->parameters(), all = whole->experts()[1]->parameters();
+  test::run_ranks(4, [&](dtensor::World& world) {
+    const Layout layout = {.dp = 4, .ep = 2};
+    const auto dims = parallel::ParallelDims::make(layout.config(), world);
+    auto on_meta = job.settings;
+    on_meta.parameters_on_meta = true;
+    v3::Model model(job.config, on_meta);
+    parallel::apply_expert_parallel(model, dims.ep);
+    const auto fsdp = parallel::apply_data_parallel(model, dims, layout.config());
+    v3::initialize(model, 3, 0.02, true,
+                   [&](const nn::NamedParameter& p) { return fsdp->part_of(p); });
+    const auto own = model.parameters(), all = whole->parameters();
     for (size_t i = 0; i < own.size(); ++i) {
-      EXPECT_TRUE(at::equal(*own[i].tensor, all[i].tensor->narrow(0, 4 * world.rank(), 4)));
+      const auto part = fsdp->part_of(own[i]);
+      EXPECT_EQ(part.global_sizes, all[i].tensor->sizes()) << own[i].name;
+      const auto expected =
+          all[i].tensor->detach().narrow(0, part.offsets[0], own[i].tensor->size(0));
+      EXPECT_TRUE(at::equal(own[i].tensor->detach(), expected)) << own[i].name;
+      if (v3::is_routed_expert(own[i].name)) {
+        EXPECT_EQ(own[i].tensor->size(0), 2) << "8 experts over 2 x 2 ranks";
+      }
     }
   });
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "longhaul/parallel/context.h"
+#include "longhaul/parallel/data_parallel.h"
 #include "longhaul/parallel/expert.h"
 #include "longhaul/parallel/parallel_dims.h"
 #include "longhaul/parallel/plans/deepseek_v3.h"
@@ -16,11 +17,13 @@ using parallel::SequenceSplit;
 struct Layout {
   int64_t dp = 1, cp = 1, ep = 1, tp = 1;
   SequenceSplit split = SequenceSplit::kHeadTail;
+  bool fsdp = false;  // else every rank keeps whole weights, but for its share of experts and heads
 
   int ranks() const { return static_cast<int>(dp * cp * tp); }
   std::string text() const {
-    return fmt::format("dp {} cp {} tp {} ep {} {}", dp, cp, tp, ep,
-                       split == SequenceSplit::kHeadTail ? "head-tail" : "contiguous");
+    return fmt::format("dp {} cp {} tp {} ep {} {}{}", dp, cp, tp, ep,
+                       split == SequenceSplit::kHeadTail ? "head-tail" : "contiguous",
+                       fsdp ? " fsdp" : "");
   }
   JobConfig config() const {
     JobConfig config;
@@ -110,6 +113,7 @@ class RankOfModel {
       : dims_(parallel::ParallelDims::make(layout.config(), world)), model_(job.model()) {
     parallel::apply_expert_parallel(*model_, dims_.ep);
     tensor_ = parallel::apply_tensor_parallel(*model_, dims_.mesh->slice({"tp"}));
+    if (layout.fsdp) fsdp_ = parallel::apply_data_parallel(*model_, dims_, layout.config());
     const int64_t B = job.rows.ids.size(0) / layout.dp;
     const auto own = [&](const at::Tensor& x) { return x.narrow(0, dims_.data_rank() * B, B); };
     batch_ = Rows{own(job.rows.ids), own(job.rows.labels), own(job.rows.positions)}.batch(kSlots);
@@ -129,8 +133,14 @@ class RankOfModel {
     ctx_.decisions = &decisions_;
   }
 
-  void forward() { losses_ = forward_losses(*model_, batch_, ctx_); }
-  void backward() { testing::backward(losses_.total); }
+  void forward() {
+    if (fsdp_) fsdp_->begin_pass(/*reduce_gradients=*/true);
+    losses_ = forward_losses(*model_, batch_, ctx_);
+  }
+  void backward() {
+    testing::backward(losses_.total);
+    if (fsdp_) fsdp_->end_pass();
+  }
 
   // All ranks' share together.
   Outcome outcome() {
@@ -168,16 +178,15 @@ class RankOfModel {
     for (const auto& parameter : model_->parameters()) {
       at::Tensor gradient = parameter.tensor->grad();
       if (!gradient.defined()) continue;
-      if (dtensor::is_dtensor(gradient)) {
-        gradient = whole_of(gradient);
-        add_up(gradient, *dims_.loss);
-      } else if (v3::is_router(parameter.name)) {
-        add_up(gradient, *dims_.tokens);
+      if (fsdp_) {
+        gradient = fsdp_->whole_of(parameter, gradient);
       } else if (v3::is_routed_expert(parameter.name)) {
+        gradient = dtensor::is_dtensor(gradient) ? dtensor::local_of(gradient) : gradient;
         add_up(gradient, *dims_.efsdp);
         gradient = gathered(gradient, *dims_.ep);
       } else {
-        add_up(gradient, *dims_.loss);
+        gradient = whole_of(gradient);
+        add_up(gradient, v3::is_router(parameter.name) ? *dims_.tokens : *dims_.loss);
       }
       for (auto& [name, view] : v3::hf_views(parameter.name, gradient)) {
         outcome_.run.gradients[name] = view;
@@ -188,6 +197,7 @@ class RankOfModel {
   parallel::ParallelDims dims_;
   std::unique_ptr<v3::Model> model_;
   std::unique_ptr<parallel::TensorParallel> tensor_;
+  std::unique_ptr<parallel::Fsdp> fsdp_;
   v3::Batch batch_;
   v3::ForwardContext ctx_;
   v3::Decisions decisions_;

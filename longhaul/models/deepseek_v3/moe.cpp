@@ -52,10 +52,12 @@ Tensor Experts::forward(const Tensor& rows_MD, const Tensor& counts_E) const {
 }
 
 Tensor Experts::compute_held(const Tensor& rows_MD, const Tensor& counts) const {
-  const auto dtype = rows_MD.scalar_type();
-  const Tensor gate = ops::grouped_matmul(rows_MD, gate_proj_.to(dtype), counts, kernel_);
-  const Tensor up = ops::grouped_matmul(rows_MD, up_proj_.to(dtype), counts, kernel_);
-  return ops::grouped_matmul(ops::swiglu(gate, up, kernel_), down_proj_.to(dtype), counts, kernel_);
+  const auto multiply = [&](const Tensor& x, const Tensor& weights) {
+    const Tensor held = exchange_ == nullptr ? weights : exchange_->held(weights);
+    return ops::grouped_matmul(x, held.to(rows_MD.scalar_type()), counts, kernel_);
+  };
+  const Tensor gate = multiply(rows_MD, gate_proj_), up = multiply(rows_MD, up_proj_);
+  return multiply(ops::swiglu(gate, up, kernel_), down_proj_);
 }
 
 Router::Router(int64_t layer, const ModelConfig& config, const ModelSettings& settings)

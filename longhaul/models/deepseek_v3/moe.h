@@ -45,10 +45,13 @@ class ExpertExchange {
   // Rows sorted by expert [M, D] and the counts of the experts that are held here: [M, D].
   using Compute = std::function<Tensor(const Tensor& rows_MD, const Tensor& counts)>;
   virtual ~ExpertExchange() = default;
-  // What the experts make of rows that are sorted by all experts, counts [E] int64; `held` computes
-  // those of the experts that are held here. Rows behind the last expert's give 0. Differentiable.
+  // Of stacked weights [E, out, in] those of the experts that are held here. Differentiable.
+  virtual Tensor held(const Tensor& weights) const = 0;
+  // What the experts make of rows that are sorted by all experts, counts [E] int64; `compute_held`
+  // computes those of the experts that are held here. Rows behind the last expert's give 0.
+  // Differentiable.
   virtual Tensor compute(const Tensor& rows_MD, const Tensor& counts_E,
-                         const Compute& held) const = 0;
+                         const Compute& compute_held) const = 0;
 };
 
 // The routed experts of a layer, stacked: weights [E, out, in].
@@ -57,7 +60,7 @@ class Experts : public nn::Module {
   Experts(const ModelConfig& config, const nn::TensorSpec& spec);
   // Rows sorted by expert [M, D], counts [E] int64: [M, D]. Rows behind the last expert's give 0.
   Tensor forward(const Tensor& rows_MD, const Tensor& counts_E) const;
-  // For weights that hold some of the experts only.
+  // Where some of the experts are held elsewhere.
   void set_exchange(std::shared_ptr<const ExpertExchange> exchange) {
     exchange_ = std::move(exchange);
   }
