@@ -2,7 +2,6 @@
 // one rank, and communicates where the plan says and nowhere else.
 #include "longhaul/parallel/tensor.h"
 
-#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 
 #include "tests/parallel/ranks_of_model.h"
@@ -107,10 +106,6 @@ TEST(TensorParallel, TheRoutedBranchDoesNotCommunicate) {
       for (const auto kind : {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter,
                               CollectiveKind::kAllToAll}) {
         counted[kind] = static_cast<int64_t>(world.log().total(kind, "tp").count);
-      }
-      for (const auto& r : world.log().records()) {
-        if (r.kind == CollectiveKind::kAllToAll) fmt::print("a2a {} {}\n", fmt::join(r.sizes, ","), r.axis);
-        else fmt::print("{} {}\n", dtensor::name_of(r.kind), fmt::join(r.sizes, ","));
       }
       int64_t expected = 0;
       const auto single = on_one_rank(with);
