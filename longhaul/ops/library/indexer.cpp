@@ -1,8 +1,7 @@
 // The lightning indexer, its gradient and its losses.
+#include "longhaul/ops/flash_attention/head_sum.h"
 #include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"
 #include "longhaul/ops/library/attention.h"
-#include "longhaul/ops/library/layout.h"
-#include "longhaul/ops/library/operators.h"
 #include "longhaul/ops/lightning_indexer/lightning_indexer.h"
 #include "longhaul/ops/sparse_flash_attention/sparse_flash_attention.h"
 
@@ -21,20 +20,6 @@ IndexerInputs inputs_of(const Layout& layout, const Tensor& query, const Tensor&
 }
 
 namespace cpu {
-
-bool are_equal(const Tensor& a, const Tensor& b) {
-  return at::equal(a.to(at::kCPU, at::kLong), b.to(at::kCPU, at::kLong));
-}
-bool are_equal(at::IntArrayRef a, at::IntArrayRef b) { return a == b; }
-
-// Queries and keys are the same positions: their lengths, of which one is enough. `names` are those
-// of the arguments.
-template <typename T>
-T common_lengths(const char* op, const char* names, const T& of_queries, const T& of_keys) {
-  LONGHAUL_CHECK(!of_queries || !of_keys || are_equal(*of_queries, *of_keys),
-                 "{}: {} differ, expected the same lengths", op, names);
-  return of_queries ? of_queries : of_keys;
-}
 
 // The first K of `topk` columns are there; the others say none.
 Tensor widen(const Tensor& rows_BSK, int64_t topk, double none) {
@@ -64,13 +49,16 @@ std::tuple<Tensor, Tensor> lightning_indexer(
 
 std::tuple<Tensor, Tensor, Tensor> lightning_indexer_grad(
     const Tensor& query, const Tensor& key, const Tensor& dy, const Tensor& sparse_indices,
-    const Tensor& weights, const MaybeTensor& /*query_lengths*/, const MaybeTensor& /*key_lengths*/,
+    const Tensor& weights, const MaybeTensor& query_lengths, const MaybeTensor& key_lengths,
     Strings layout_name, Int sparse_mode, Int pre_tokens, Int next_tokens) {
   const char* op = "lightning_indexer_grad";
   check_causal(op, sparse_mode, pre_tokens, next_tokens);
   const Layout layout(op, layout_name.value_or("BSND"), query);
-  const auto d = ops::lightning_indexer_grad(inputs_of(layout, query, key, weights, "key"),
-                                             layout.shared_head(sparse_indices, "sparse_indices"),
+  const Tensor indices =
+      layout.selected_keys(sparse_indices, key,
+                           common_lengths(op, "actual_seq_lengths_query and actual_seq_lengths_key",
+                                          query_lengths, key_lengths));
+  const auto d = ops::lightning_indexer_grad(inputs_of(layout, query, key, weights, "key"), indices,
                                              layout.shared_head(dy, "dy"), Kernel::kFused);
   return {layout.out(d.query_BSHD), layout.with_head(d.key_BSD), layout.out(d.weights_BSH)};
 }
@@ -94,17 +82,21 @@ FourTensors sparse_lightning_indexer_grad_kl_loss(
     const Tensor& query, const Tensor& key, const Tensor& query_index, const Tensor& key_index,
     const Tensor& weights, const Tensor& sparse_indices, const Tensor& softmax_max,
     const Tensor& softmax_sum, double scale_value, const MaybeTensor& query_rope,
-    const MaybeTensor& key_rope, Lengths /*actual_seq_qlen*/, Lengths /*actual_seq_klen*/,
+    const MaybeTensor& key_rope, Lengths actual_seq_qlen, Lengths actual_seq_klen,
     Strings layout_name, Int sparse_mode, Int pre_tokens, Int next_tokens,
     const MaybeTensor& sinks) {
   const char* op = "sparse_lightning_indexer_grad_kl_loss";
   check_causal(op, sparse_mode, pre_tokens, next_tokens);
   check_absent(op, "sinks", sinks);
   const Layout layout(op, layout_name.value_or("BSND"), query);
-  const Tensor indices = layout.shared_head(sparse_indices, "sparse_indices");
+  const Tensor indices =
+      layout.selected_keys(sparse_indices, key,
+                           as_tensor(common_lengths(op, "actual_seq_qlen and actual_seq_klen",
+                                                    actual_seq_qlen, actual_seq_klen)));
   const Tensor head_sum = ops::sparse_attention_head_sum(
-      attention_state(
-          layout, {op, query, key, query_rope, key_rope, softmax_max, softmax_sum, scale_value}),
+      attention_state(layout,
+                      dense_attention_operands(layout, {op, query, key, {}, query_rope, key_rope}),
+                      softmax_max, softmax_sum, scale_value),
       indices);
   return as_results(layout,
                     sparse_indexer_kl_gradients(inputs_of(layout, query_index, key_index, weights),
@@ -169,7 +161,8 @@ FourTensors dense_lightning_indexer_grad_kl_loss(
       key_index,
       common_lengths(op, "actual_seq_qlen and actual_seq_klen", actual_seq_qlen, actual_seq_klen));
   const AttentionState attention = attention_state(
-      layout, {op, query, key, query_rope, key_rope, softmax_max, softmax_sum, scale_value});
+      layout, dense_attention_operands(layout, {op, query, key, {}, query_rope, key_rope}),
+      softmax_max, softmax_sum, scale_value);
   check_shape(layout.in(query_index),
               {layout.in(query).size(0), layout.in(query).size(1), kAnySize, kAnySize},
               "dense_lightning_indexer_grad_kl_loss: query_index");
