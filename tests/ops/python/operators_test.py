@@ -431,11 +431,12 @@ class Experts(TestCase):
     def test_grouped_matmul(self):
         counts = torch.tensor([7, 0, 30, 3])
         for dtype in (torch.float32, torch.float64):
-            self.same(
-                lambda x, w: ops.grouped_matmul(x, w, counts),
-                lambda x, w: plain.grouped_matmul(x, w, counts),
-                (random(40, 32, dtype=dtype), random(4, 64, 32, dtype=dtype)),
-            )
+            for n, k in ((64, 32), (1, 7), (33, 250)):
+                self.same(
+                    lambda x, w: ops.grouped_matmul(x, w, counts),
+                    lambda x, w: plain.grouped_matmul(x, w, counts),
+                    (random(40, k, dtype=dtype), random(4, n, k, dtype=dtype)),
+                )
 
 
 class Training(TestCase):
