@@ -33,6 +33,9 @@ class DeviceMesh {
   // one.
   std::shared_ptr<const DeviceMesh> slice(const std::vector<std::string>& names) const;
 
+  // The same axes in the same order: slices made one by one are one mesh.
+  bool operator==(const DeviceMesh& other) const { return axes_ == other.axes_; }
+
   int num_axes() const { return static_cast<int>(axes_.size()); }
   const Communicator& axis(int i) const { return *axes_[static_cast<size_t>(i)]; }
   const Communicator& axis(const std::string& name) const;

@@ -289,7 +289,7 @@ const Mesh& mesh_of(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args) {
       return;
     }
     const Mesh& own = spec_of(x).mesh;
-    LONGHAUL_CHECK(mesh == nullptr || *mesh == own, "{}: DTensors on two meshes, {} and {}",
+    LONGHAUL_CHECK(mesh == nullptr || *mesh == own || **mesh == *own, "{}: DTensors on two meshes, {} and {}",
                    op.schema().name(), (*mesh)->text(), own->text());
     mesh = &own;
   };

@@ -72,9 +72,10 @@ std::vector<Case> cases() {
          return ops::rotary_mul(x[0], angle.cos(), angle.sin(), ops::RotaryMode::kInterleaved);
        }},
       {"cross-entropy",
-       {{kB * kS, 8}, {11, 8}},
+       {{kB, kS, 8}, {11, 8}},
        [](const Inputs& x) {
-         const Tensor labels = at::tensor({0, 3, 10, -100, 5, 6, 7, -100, 8, 9, 1, 2}, at::kLong);
+         const Tensor labels =
+             at::tensor({0, 3, 10, -100, 5, 6, 7, -100, 8, 9, 1, 2}, at::kLong).view({kB, kS});
          return ops::linear_cross_entropy(x[0], x[1], labels);
        }},
       {"flash_attention",

@@ -16,10 +16,10 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kLogitsBytes = int64_t{64} << 20;
 
-// The ranks that share the vocabulary, and the first id of this one's slice.
+// The ranks that share the vocabulary, the first id of this one's slice, and the number of all ids.
 struct Vocabulary {
   std::vector<const Communicator*> axes;
-  int64_t start;
+  int64_t start, size;
 
   void reduce(Tensor& x, Reduction reduction) const {
     for (const Communicator* axis : axes) axis->all_reduce(x, reduction).wait();
@@ -66,6 +66,10 @@ void add_block(const Tensor& hidden_TD, const Tensor& weight_VD, const Tensor& l
 Sums compute(const Tensor& hidden_TD, const Tensor& weight_VD, const Tensor& labels_T,
              const Vocabulary& vocabulary, int64_t block, bool with_gradients) {
   const at::NoGradGuard no_grad;
+  const Tensor known = (labels_T == ops::kIgnoredLabel)
+                           .logical_or_((labels_T >= 0).logical_and_(labels_T < vocabulary.size));
+  LONGHAUL_CHECK(known.all().item<bool>(), "cross-entropy: a label outside 0 .. {}",
+                 vocabulary.size - 1);
   const auto wide = hidden_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const Tensor hidden = hidden_TD.to(wide), weight = weight_VD.to(wide);
   Sums sums{at::zeros({}, hidden.options()), {}, {}};
@@ -107,7 +111,7 @@ Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Te
                             int64_t kernel) {
   const Mesh& mesh = mesh_of({&hidden, &weight});
   Placing placing(mesh, {hidden, weight, labels}, {{}});
-  Vocabulary vocabulary{{}, 0};
+  Vocabulary vocabulary{{}, 0, weight.size(0)};
   int64_t slices = 1;
   for (size_t axis = 0; axis < placing.num_axes(); ++axis) {
     if (placement_of(weight, axis).is_shard(0)) {
@@ -115,9 +119,9 @@ Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Te
       slices *= vocabulary.axes.back()->size();
       placing.share({Placement::replicate(), Placement::shard(0), Placement::replicate()},
                     {Placement::replicate()});
-    } else if (placement_of(hidden, axis).is_shard(0)) {
-      placing.share({Placement::shard(0), Placement::replicate(), Placement::shard(0)},
-                    {Placement::partial()});
+    } else if (const Placement now = placement_of(hidden, axis);
+               now.is_shard() && now.dim() < hidden.dim() - 1) {
+      placing.share({now, Placement::replicate(), now}, {Placement::partial()});
     } else {
       placing.replicate();
     }
@@ -129,10 +133,13 @@ Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Te
   const bool with_gradients =
       at::GradMode::is_enabled() && (hidden.requires_grad() || weight.requires_grad());
   return placing.compute([&](const std::vector<Tensor>& x) {
-    return std::vector{
-        vocabulary.axes.empty()
-            ? ops::linear_cross_entropy(x[0], x[1], x[2], static_cast<ops::Kernel>(kernel))
-            : VocabularyCrossEntropy::apply(x[0], x[1], x[2], vocabulary, block, with_gradients)};
+    if (vocabulary.axes.empty()) {
+      return std::vector{
+          ops::linear_cross_entropy(x[0], x[1], x[2], static_cast<ops::Kernel>(kernel))};
+    }
+    const Tensor hidden_TD = x[0].reshape({-1, x[0].size(-1)}), labels_T = x[2].reshape({-1});
+    return std::vector{VocabularyCrossEntropy::apply(hidden_TD, x[1], labels_T, vocabulary, block,
+                                                     with_gradients)};
   })[0];
 }
 

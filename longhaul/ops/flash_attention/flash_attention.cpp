@@ -78,38 +78,15 @@ struct FlashAttention : torch::autograd::Function<FlashAttention> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const Tensor &query = saved[0], &key = saved[1], &value = saved[2];
-    variable_list result(5);
-    if (query.is_meta() || query.numel() == 0) {
-      result[0] = at::zeros_like(query);
-      result[1] = at::zeros_like(key);
-      if (value.defined()) result[2] = at::zeros_like(value);
-      return result;
-    }
-    Operands operands(
-        query, key, value, {saved[3], saved[7]},
-        {.scale = ctx->saved_data["scale"].toDouble(), .value_dim = saved[4].size(3)});
-    const Tensor out = pad_last(saved[4], kKernelColumns);
-    const Tensor d_out = pad_last(grads[0].to(query.scalar_type()), kKernelColumns);
-    const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
-    const Tensor d_key = at::empty(operands.key.sizes(), key.options());
-    Tensor d_value;
-    if (value.defined()) d_value = at::empty(operands.value.sizes(), value.options());
-    operands.args.out = out.data_ptr();
-    operands.args.softmax_max = saved[5].data_ptr<float>();
-    operands.args.softmax_sum = saved[6].data_ptr<float>();
-    run_kernel("flash_attention_grad", longhaul_flash_attention_grad,
-               longhaul_flash_attention_grad_workspace,
-               longhaul_flash_attention_grad_args{
-                   .forward = operands.args,
-                   .d_out = d_out.const_data_ptr(),
-                   .d_query = d_query.data_ptr(),
-                   .d_key = d_key.data_ptr(),
-                   .d_value = value.defined() ? d_value.data_ptr() : nullptr});
-    result[0] = d_query.narrow(-1, 0, query.size(-1));
-    result[1] = as_operand(d_key, key);
-    if (value.defined()) result[2] = as_operand(d_value, value);
-    return result;
+    const auto [d_query, d_key, d_value] =
+        flash_attention_grad({.query_BSHD = saved[0],
+                              .key = saved[1],
+                              .value = saved[2],
+                              .softmax_max = saved[5],
+                              .softmax_sum = saved[6],
+                              .scale = ctx->saved_data["scale"].toDouble()},
+                             {saved[3], saved[7]}, saved[4], grads[0]);
+    return {d_query, d_key, d_value, Tensor(), Tensor()};
   }
 };
 
@@ -144,6 +121,40 @@ std::string why_no_fused_attention(const Tensor& query, const Tensor& key, const
     return "query, key and value differ in dtype";
   }
   return why_no_cpu_kernel(query);
+}
+
+AttentionGradients flash_attention_grad(const AttentionState& attention, const KeyRange& range,
+                                        const Tensor& out_BSHV, const Tensor& d_out_BSHV) {
+  check_attention_grad(attention, out_BSHV, d_out_BSHV);
+  const Tensor &query = attention.query_BSHD, &key = attention.key, &value = attention.value;
+  check_key_range(range, {query.size(0), query.size(1)}, key.size(1), "attention doc_start");
+  const auto zeros = [](const Tensor& x) { return x.defined() ? at::zeros_like(x) : x; };
+  if (query.is_meta() || query.numel() == 0) return {zeros(query), zeros(key), zeros(value)};
+  Operands operands(query, key, value, range,
+                    {.scale = attention.scale, .value_dim = out_BSHV.size(3)});
+  const auto padded = [&](const Tensor& x) {
+    return pad_last(x.to(query.scalar_type()), kKernelColumns);
+  };
+  const Tensor out = padded(out_BSHV), d_out = padded(d_out_BSHV);
+  const Tensor max = attention.softmax_max.to(at::kFloat).contiguous();
+  const Tensor sum = attention.softmax_sum.to(at::kFloat).contiguous();
+  const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
+  const Tensor d_key = at::empty(operands.key.sizes(), key.options());
+  Tensor d_value;
+  if (value.defined()) d_value = at::empty(operands.value.sizes(), value.options());
+  operands.args.out = out.data_ptr();
+  operands.args.softmax_max = max.data_ptr<float>();
+  operands.args.softmax_sum = sum.data_ptr<float>();
+  run_kernel("flash_attention_grad", longhaul_flash_attention_grad,
+             longhaul_flash_attention_grad_workspace,
+             longhaul_flash_attention_grad_args{
+                 .forward = operands.args,
+                 .d_out = d_out.const_data_ptr(),
+                 .d_query = d_query.data_ptr(),
+                 .d_key = d_key.data_ptr(),
+                 .d_value = value.defined() ? d_value.data_ptr() : nullptr});
+  return {d_query.narrow(-1, 0, query.size(-1)), as_operand(d_key, key),
+          value.defined() ? as_operand(d_value, value) : Tensor()};
 }
 
 AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,

@@ -132,6 +132,19 @@ void check_attention_operands(const Tensor& q, const Tensor& key, const Tensor& 
   }
 }
 
+void check_attention_grad(const AttentionState& attention, const Tensor& out_BSHV,
+                          const Tensor& d_out_BSHV) {
+  const Tensor& query = attention.query_BSHD;
+  check_dims(query, 4, "attention query");
+  const int64_t B = query.size(0), S = query.size(1), H = query.size(2);
+  check_shape(out_BSHV, {B, S, H, attention.value.defined() ? attention.value.size(-1) : kAnySize},
+              "attention out");
+  check_shape(d_out_BSHV, out_BSHV.sizes(), "attention d_out");
+  check_attention_operands(query, attention.key, attention.value, {.value_dim = out_BSHV.size(3)});
+  check_shape(attention.softmax_max, {B, S, H}, "attention softmax_max");
+  check_shape(attention.softmax_sum, {B, S, H}, "attention softmax_sum");
+}
+
 AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key,
                                  const Tensor& separate_value, const Tensor& mask_BSS,
                                  const AttentionOptions& options) {
