@@ -3,6 +3,20 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 
 #include "longhaul/base/progress.h"
+#include "longhaul/base/quiet.h"
+
+namespace longhaul {
+namespace {
+
+thread_local bool quiet_thread = false;
+
+}  // namespace
+
+Quiet::Quiet(bool quiet) : before_(quiet_thread) { quiet_thread = quiet || before_; }
+Quiet::~Quiet() { quiet_thread = before_; }
+bool is_quiet() { return quiet_thread; }
+
+}  // namespace longhaul
 
 namespace longhaul::log {
 namespace {
@@ -14,6 +28,7 @@ class Sink : public spdlog::sinks::stderr_color_sink_mt {
  public:
   explicit Sink(spdlog::color_mode mode) : Base(mode) {}
   void log(const spdlog::details::log_msg& message) override {
+    if (is_quiet() && message.level < spdlog::level::err) return;
     ProgressLine::erase_open_line();
     Base::log(message);
   }

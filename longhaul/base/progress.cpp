@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "longhaul/base/quiet.h"
 #include "longhaul/base/text.h"
 
 namespace longhaul {
@@ -25,8 +26,13 @@ std::atomic<bool> line_is_open = false;
 ProgressLine::Output ProgressLine::standard_error() {
   const char* no_color = std::getenv("NO_COLOR");
   const char* term = std::getenv("TERM");
-  const bool terminal = isatty(STDERR_FILENO) == 1 && !(term && std::string(term) == "dumb");
-  return {.write = [](const std::string& text) { std::cerr << text << std::flush; },
+  const bool quiet = is_quiet();
+  const bool terminal =
+      !quiet && isatty(STDERR_FILENO) == 1 && !(term && std::string(term) == "dumb");
+  return {.write =
+              [quiet](const std::string& text) {
+                if (!quiet) std::cerr << text << std::flush;
+              },
           .seconds =
               [] {
                 const auto now = std::chrono::steady_clock::now().time_since_epoch();

@@ -189,13 +189,6 @@ std::string encode_header(std::vector<TensorInfo>& tensors, const Metadata& meta
   return head + text;
 }
 
-void order_for_writing(std::vector<TensorInfo>& tensors) {
-  std::sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
-    const int64_t a_bytes = dtype_bytes(a.dtype), b_bytes = dtype_bytes(b.dtype);
-    return a_bytes != b_bytes ? a_bytes > b_bytes : a.name < b.name;
-  });
-}
-
 void check_names(const std::vector<TensorInfo>& tensors, const std::string& where) {
   std::set<std::string_view> names;
   for (const TensorInfo& info : tensors) {
@@ -207,6 +200,13 @@ void check_names(const std::vector<TensorInfo>& tensors, const std::string& wher
 }
 
 }  // namespace
+
+void order_for_writing(std::vector<TensorInfo>& tensors) {
+  std::sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    const int64_t a_bytes = dtype_bytes(a.dtype), b_bytes = dtype_bytes(b.dtype);
+    return a_bytes != b_bytes ? a_bytes > b_bytes : a.name < b.name;
+  });
+}
 
 std::string_view dtype_name(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
 

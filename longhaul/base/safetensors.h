@@ -80,8 +80,11 @@ class Reader {
 
 using Metadata = std::map<std::string, std::string>;
 
-// Streams tensors into a new file. The data section is ordered by descending element size and then
-// by name, so that every tensor is aligned to its element size; write() follows tensors().
+// The order of a new file's data section: by descending element size and then by name, so that
+// every tensor is aligned to its element size.
+void order_for_writing(std::vector<TensorInfo>& tensors);
+
+// Streams tensors into a new file; write() follows tensors().
 class Writer {
  public:
   // begin and end of `tensors` are ignored.

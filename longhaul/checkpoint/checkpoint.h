@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -25,6 +26,9 @@ struct Snapshot {
   // Weights only: cannot be resumed from, and keeps its place when older ones are purged.
   bool model_only = false;
   TensorMap tensors;
+  // Where it is set, `tensors` has only shapes, on the Meta device, and this has their contents: it
+  // is asked once for each, in the order in which they are written.
+  std::function<at::Tensor(const std::string& name)> fetch;
   // What else the run needs: schedule, RNG, data position, the job file. A JSON object; text in it
   // must be UTF-8, and NaN does not survive.
   nlohmann::json trainer = nlohmann::json::object();
@@ -42,6 +46,10 @@ struct SaveOptions {
 // Removes what saves that died have left. Fault points: checkpoint.begin, .tensor, .shard,
 // .manifest, .rename, .renamed, .done.
 fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options = {});
+
+// Asks `fetch` for what save() would ask for, in the same order, and writes nothing: for ranks that
+// have a part in the contents while another one writes.
+void fetch_for_save(const Snapshot& snapshot, const SaveOptions& options = {});
 
 // Reads a step-N folder. With `verify`, all checksums first. UserError that names file and tensor
 // for anything damaged, truncated or missing; sizes, shapes and places are checked in any case.

@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cerrno>
 
@@ -22,13 +24,13 @@ int64_t bytes_of(const safetensors::TensorInfo& info) {
 }
 
 // Cuts the tensors of one group, in the order of their names, into shards.
-void plan_group(const TensorMap& tensors, bool optimizer, int64_t max_bytes,
+void plan_group(const TensorMap& tensors, bool shapes_only, bool optimizer, int64_t max_bytes,
                 std::vector<Shard>& shards) {
   int number = 0;
   bool open = false;
   for (const auto& [name, tensor] : tensors) {
     if (name.starts_with(kOptimizerPrefix) != optimizer) continue;
-    const auto info = describe(name, tensor);
+    const auto info = shapes_only ? describe_shape(name, tensor) : describe(name, tensor);
     const int64_t bytes = bytes_of(info);
     if (!open || shards.back().bytes + bytes > max_bytes) {
       const char* group = optimizer ? "optimizer" : "model";
@@ -40,10 +42,12 @@ void plan_group(const TensorMap& tensors, bool optimizer, int64_t max_bytes,
   }
 }
 
-std::vector<Shard> plan_shards(const TensorMap& tensors, int64_t max_bytes) {
+std::vector<Shard> plan_shards(const Snapshot& snapshot, int64_t max_bytes) {
+  const bool shapes_only = snapshot.fetch != nullptr;
   std::vector<Shard> shards;
-  plan_group(tensors, false, max_bytes, shards);
-  plan_group(tensors, true, max_bytes, shards);
+  plan_group(snapshot.tensors, shapes_only, /*optimizer=*/false, max_bytes, shards);
+  plan_group(snapshot.tensors, shapes_only, /*optimizer=*/true, max_bytes, shards);
+  for (Shard& shard : shards) safetensors::order_for_writing(shard.tensors);
   return shards;
 }
 
@@ -53,7 +57,13 @@ void write_shard(const fs::path& folder, const Shard& shard, const Snapshot& sna
                              {{"step", std::to_string(snapshot.step)}});
   for (const auto& info : writer.tensors()) {
     fault::at("checkpoint.tensor");
-    const at::Tensor host = on_host(snapshot.tensors.at(info.name));
+    const at::Tensor host =
+        on_host(snapshot.fetch ? snapshot.fetch(info.name) : snapshot.tensors.at(info.name));
+    LONGHAUL_CHECK(host.sizes() == at::IntArrayRef(info.shape) &&
+                       host.scalar_type() == to_scalar_type(info.dtype),
+                   "'{}' is {} [{}], planned was {} [{}]", info.name,
+                   c10::toString(host.scalar_type()), fmt::join(host.sizes(), ", "),
+                   safetensors::dtype_name(info.dtype), fmt::join(info.shape, ", "));
     const auto bytes = static_cast<size_t>(info.bytes());
     writer.write(info.name, host.const_data_ptr(), bytes);
     manifest.tensors[info.name] = {
@@ -138,9 +148,15 @@ fs::path step_path(const fs::path& folder, int64_t step) {
   return folder / fmt::format("step-{}", step);
 }
 
+void fetch_for_save(const Snapshot& snapshot, const SaveOptions& options) {
+  for (const Shard& shard : plan_shards(snapshot, options.max_shard_bytes)) {
+    for (const auto& info : shard.tensors) snapshot.fetch(info.name);
+  }
+}
+
 fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options) {
   check_snapshot(snapshot);
-  const auto shards = plan_shards(snapshot.tensors, options.max_shard_bytes);
+  const auto shards = plan_shards(snapshot, options.max_shard_bytes);
   const fs::path target = step_path(folder, snapshot.step);
   check_replacement(target, snapshot);
   create_folders(folder);

@@ -44,6 +44,10 @@ safetensors::TensorInfo describe(const std::string& name, const at::Tensor& tens
   LONGHAUL_CHECK(tensor.layout() == at::kStrided && !tensor.is_meta() && !tensor.is_quantized(),
                  "tensor '{}' on {} has no plain contents and cannot be saved", name,
                  tensor.device().str());
+  return describe_shape(name, tensor);
+}
+
+safetensors::TensorInfo describe_shape(const std::string& name, const at::Tensor& tensor) {
   safetensors::TensorInfo info;
   info.name = name;
   info.shape = tensor.sizes().vec();

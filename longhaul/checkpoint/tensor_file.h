@@ -21,6 +21,9 @@ at::ScalarType to_scalar_type(safetensors::DType dtype);
 // tensor has no contents (undefined, meta, sparse, quantized).
 safetensors::TensorInfo describe(const std::string& name, const at::Tensor& tensor);
 
+// The same of a tensor that may have no contents.
+safetensors::TensorInfo describe_shape(const std::string& name, const at::Tensor& tensor);
+
 // The values as a contiguous CPU tensor without autograd; shares storage if it already is one.
 at::Tensor on_host(const at::Tensor& tensor);
 

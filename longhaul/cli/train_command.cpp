@@ -31,7 +31,8 @@ void train(const CLI::App& command) {
   if (config.metrics.disable_color_printing) log::configure(false);
   if (config.job.print_config) log::info("\n{}", to_toml(config));
   catch_signals();
-  train::run_training(config, stop_requested);
+  dtensor::World world = dtensor::World::single();
+  train::run_training(config, stop_requested, world);
 }
 
 }  // namespace

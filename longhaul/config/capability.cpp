@@ -25,14 +25,21 @@ bool loads_initial(const JobConfig& config) {
   return config.checkpoint.enable && config.checkpoint.initial_load_path.has_value();
 }
 
-std::vector<Rule> parallel_rules() {
-  const char* one_process = "this version trains in one process; set it to 1";
+// Of a single rank; on more the degrees must multiply to their number.
+std::vector<Rule> data_parallel_rules() {
   return {
       {"parallelism.data_parallel_replicate_degree",
-       [](auto& c) { return c.parallelism.data_parallel_replicate_degree > 1; }, one_process},
+       [](auto& c) { return c.parallelism.data_parallel_replicate_degree > 1; },
+       "this version trains in one process; set it to 1"},
       {"parallelism.data_parallel_shard_degree",
        [](auto& c) { return c.parallelism.data_parallel_shard_degree > 1; },
        "this version trains in one process; set it to 1 or -1"},
+  };
+}
+
+std::vector<Rule> parallel_rules() {
+  const char* one_process = "this version trains in one process; set it to 1";
+  return {
       {"parallelism.tensor_parallel_degree",
        [](auto& c) { return c.parallelism.tensor_parallel_degree > 1; }, one_process},
       {"parallelism.pipeline_parallel_degree",
@@ -180,10 +187,11 @@ std::string Remark::line() const {
   return fmt::format("{}: {} = {}: {}", origin.text(), key, value, text);
 }
 
-std::vector<Remark> missing_behaviour(const JobConfig& config) {
+std::vector<Remark> missing_behaviour(const JobConfig& config, int64_t ranks) {
   std::vector<Remark> found;
-  for (const auto& rules :
-       {training_rules(), parallel_rules(), checkpoint_rules(), report_rules()}) {
+  append_matching(training_rules(), config, found);
+  if (ranks == 1) append_matching(data_parallel_rules(), config, found);
+  for (const auto& rules : {parallel_rules(), checkpoint_rules(), report_rules()}) {
     append_matching(rules, config, found);
   }
   return found;
@@ -196,8 +204,8 @@ std::vector<Remark> notes(const JobConfig& config) {
   return found;
 }
 
-void refuse_missing_behaviour(const JobConfig& config) {
-  const auto missing = missing_behaviour(config);
+void refuse_missing_behaviour(const JobConfig& config, int64_t ranks) {
+  const auto missing = missing_behaviour(config, ranks);
   if (missing.empty()) return;
   const std::string more =
       missing.size() == 1

@@ -20,15 +20,15 @@ struct Remark {
   std::string line() const;  // "job.toml:12: compile.enable = true: ..."
 };
 
-// Settings that ask for behaviour this version does not have and that would take effect. Training
-// refuses a job for which this is not empty.
-std::vector<Remark> missing_behaviour(const JobConfig& config);
+// Settings that ask for behaviour this version does not have and that would take effect on that
+// many ranks. Training refuses a job for which this is not empty.
+std::vector<Remark> missing_behaviour(const JobConfig& config, int64_t ranks = 1);
 
 // Settings that pass but are worth one line at start-up, because the run differs from what a reader
 // of the file may expect; results do not.
 std::vector<Remark> notes(const JobConfig& config);
 
 // Throws UserError with the first of missing_behaviour and the number of the others.
-void refuse_missing_behaviour(const JobConfig& config);
+void refuse_missing_behaviour(const JobConfig& config, int64_t ranks = 1);
 
 }  // namespace longhaul

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <fmt/ranges.h>
 
 #include "longhaul/base/error.h"
 
@@ -44,6 +45,17 @@ void fill_normal(Tensor& shard, const CounterRng& rng, double std, const Part& p
 
 Part whole(const Tensor& tensor) {
   return {tensor.sizes().vec(), std::vector<int64_t>(static_cast<size_t>(tensor.dim()), 0)};
+}
+
+Tensor take_part(const Tensor& whole, const Part& part, at::IntArrayRef sizes) {
+  LONGHAUL_CHECK(whole.sizes() == at::IntArrayRef(part.global_sizes),
+                 "a part of [{}] is wanted of a tensor of [{}]", fmt::join(part.global_sizes, ", "),
+                 fmt::join(whole.sizes(), ", "));
+  Tensor taken = whole;
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    taken = taken.narrow(static_cast<int64_t>(dim), part.offsets[dim], sizes[dim]);
+  }
+  return taken;
 }
 
 void fill_normal(Tensor& tensor, const CounterRng& rng, double std) {

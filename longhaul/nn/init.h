@@ -17,6 +17,9 @@ void fill_normal(Tensor& shard, const CounterRng& rng, double std, const Part& p
 // The part that a whole tensor is of itself.
 Part whole(const Tensor& tensor);
 
+// What `part`, of these sizes, is of a tensor that has the part's global sizes.
+Tensor take_part(const Tensor& whole, const Part& part, at::IntArrayRef sizes);
+
 // The whole tensor.
 void fill_normal(Tensor& tensor, const CounterRng& rng, double std);
 

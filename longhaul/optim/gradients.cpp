@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/sum_of_squares/sum_of_squares.h"
@@ -32,6 +33,25 @@ double gradient_norm(const std::vector<nn::NamedParameter>& parameters, double p
                         .to(at::kDouble));
   }
   return norms.empty() ? 0.0 : at::linalg_vector_norm(at::stack(norms), p).item<double>();
+}
+
+double gradient_norm(const std::vector<GradientGroup>& groups, double p) {
+  const bool largest = std::isinf(p);
+  double total = 0;
+  for (const auto& group : groups) {
+    const double norm = gradient_norm(group.parameters, p);
+    if (group.cut_by.empty() && groups.size() == 1) return norm;
+    // A maximum over ranks may pass NaN over.
+    const double term = !largest           ? std::pow(norm, p)
+                        : std::isnan(norm) ? std::numeric_limits<double>::infinity()
+                                           : norm;
+    at::Tensor sum = at::full({1}, term, at::kDouble);
+    for (const auto& ranks : group.cut_by) {
+      ranks->all_reduce(sum, largest ? dtensor::Reduction::kMax : dtensor::Reduction::kSum).wait();
+    }
+    total = largest ? std::max(total, sum.item<double>()) : total + sum.item<double>();
+  }
+  return largest ? total : std::pow(total, 1 / p);
 }
 
 double clip_factor(double norm, double max_norm) {

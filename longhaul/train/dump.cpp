@@ -10,20 +10,23 @@
 namespace longhaul::train {
 
 void dump_step(const std::filesystem::path& folder, const deepseek_v3::Model& model,
-               const StepMetrics& metrics) {
+               const parallel::Fsdp& fsdp, const StepMetrics& metrics, bool is_first) {
   const at::NoGradGuard no_grad;
   const auto dtype = model.settings().param_dtype == at::kDouble ? at::kDouble : at::kFloat;
   checkpoint::TensorMap tensors;
-  const auto add = [&](const std::string& prefix, const std::string& name, const at::Tensor& x) {
-    for (const auto& [hf_name, view] : deepseek_v3::hf_views(name, x.detach())) {
+  const auto add = [&](const char* prefix, const nn::NamedParameter& of, const at::Tensor& x) {
+    const at::Tensor whole = fsdp.whole_of(of, x);
+    if (!is_first) return;
+    for (const auto& [hf_name, view] : deepseek_v3::hf_views(of.name, whole)) {
       tensors[prefix + hf_name] = view.to(at::kCPU, dtype).contiguous();
     }
   };
   for (const auto& parameter : model.parameters()) {
-    add("param.", parameter.name, *parameter.tensor);
-    if (parameter.tensor->grad().defined()) add("grad.", parameter.name, parameter.tensor->grad());
+    add("param.", parameter, *parameter.tensor);
+    if (parameter.tensor->grad().defined()) add("grad.", parameter, parameter.tensor->grad());
   }
-  for (const auto& buffer : model.buffers()) add("param.", buffer.name, *buffer.tensor);
+  for (const auto& buffer : model.buffers()) add("param.", buffer, *buffer.tensor);
+  if (!is_first) return;
 
   const auto scalar = [](double value) { return at::full({1}, value, at::kDouble); };
   tensors["loss"] = scalar(metrics.loss);

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "longhaul/dtensor/communicator.h"
 #include "longhaul/models/deepseek_v3/model.h"
 
 namespace longhaul::train {
@@ -12,8 +13,8 @@ namespace longhaul::train {
 // it. One reduction over all layers, so one wait for the device.
 bool router_biases_are_finite(deepseek_v3::Model& model);
 
-// The name of the first weight or router bias that holds NaN or infinity; empty if there is none.
-// Reads all weights.
-std::string find_nonfinite(const deepseek_v3::Model& model);
+// The name of the first weight or router bias that holds NaN or infinity on any rank; empty if
+// there is none. Reads all weights. Collective.
+std::string find_nonfinite(const deepseek_v3::Model& model, const dtensor::Communicator& all);
 
 }  // namespace longhaul::train

@@ -8,6 +8,7 @@
 #include "longhaul/base/file.h"
 #include "longhaul/base/log.h"
 #include "longhaul/base/progress.h"
+#include "longhaul/base/quiet.h"
 #include "longhaul/base/text.h"
 #include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/config/capability.h"
@@ -34,6 +35,10 @@ double seconds_since(Clock::time_point start) {
 
 fs::path checkpoint_folder(const JobConfig& config) {
   return fs::path(config.job.dump_folder) / config.checkpoint.folder;
+}
+
+bool saves(const JobConfig& config) {
+  return config.checkpoint.enable && !config.checkpoint.load_only;
 }
 
 // The step at or beyond the job's last one that lies complete in the folder, whatever its kind.
@@ -84,32 +89,63 @@ void abandon_later_steps(const fs::path& folder, int64_t step) {
   }
 }
 
+// The step folder to resume from, if there is one. Moves aside what the run leaves behind it.
+std::optional<fs::path> find_resumable_step(const JobConfig& config) {
+  const auto& options = config.checkpoint;
+  const fs::path folder = checkpoint_folder(config);
+  // As in TorchTitan, load_step matters only once there is something to choose from.
+  const bool any = !checkpoint::list_steps(folder).empty();
+  if (!any && options.load_step > 0) {
+    log::warn("checkpoint.load_step = {}: there are no checkpoints in {}, so the run begins anew",
+              options.load_step, folder.string());
+  }
+  const auto find = [&] { return checkpoint::find_resumable(folder, options.load_step); };
+  if (const auto found = any ? name_setting(config, "checkpoint.load_step", find) : std::nullopt) {
+    if (options.load_step >= 0 && saves(config)) abandon_later_steps(folder, options.load_step);
+    return found;
+  }
+  refuse_to_start_over(folder);
+  return std::nullopt;
+}
+
+// What the first rank says of a question that only it should look into. Collective.
+int64_t ask_first(const parallel::ParallelDims& dims, const std::function<int64_t()>& question) {
+  at::Tensor answer = at::full({1}, dims.is_first() ? question() : 0, at::kLong);
+  dims.all->broadcast(answer, 0).wait();
+  return answer.item<int64_t>();
+}
+
+constexpr int64_t kNone = -1;
+
 class Run {
  public:
-  Run(const JobConfig& config, const ResolvedModel& resolved, const std::atomic<bool>& stop)
+  Run(const JobConfig& config, const ResolvedModel& resolved, const parallel::ParallelDims& dims,
+      const std::atomic<bool>& stop)
       : config_(config),
         stop_(stop),
         resolved_(resolved),
-        trainer_(config, resolved_),
+        trainer_(config, resolved_, dims),
         start_(Clock::now()) {}
 
   Outcome execute();
 
  private:
   void prepare();
+  void open_run_folder();
   StepMetrics take_step();
   StepMetrics take_profiled_step();
   void print_profile(const StepProfile& profile, const StepMetrics& metrics);
   void resume_or_begin();
+  std::optional<fs::path> find_state();
   void open_validation();
   void open_metrics(const fs::path& folder);
   void after_step(StepMetrics& metrics);
   void report(const StepMetrics& metrics);
   double seconds_left() const;
+  bool is_first_rank() const { return trainer_.dims().is_first(); }
   bool is_last() const { return trainer_.progress().step >= config_.training.steps; }
   bool wants_to_stop() const;
   bool due(int64_t every) const { return every > 0 && trainer_.progress().step % every == 0; }
-  bool saves() const { return config_.checkpoint.enable && !config_.checkpoint.load_only; }
   void save(bool last);
 
   const JobConfig& config_;
@@ -119,7 +155,7 @@ class Run {
   Clock::time_point start_;
   int64_t first_step_ = 0;
   std::unique_ptr<data::Dataset> validation_;
-  std::unique_ptr<MetricsLog> metrics_;
+  std::unique_ptr<MetricsLog> metrics_;          // of the first rank
   std::unique_ptr<ProgressLine> progress_line_;  // only on a terminal
   std::unique_ptr<Profiler> profiler_;           // only with profiling.enable_profiling
 };
@@ -132,9 +168,10 @@ Outcome Run::execute() {
     if (!is_last() && wants_to_stop()) {
       save(/*last=*/false);
       log::info("stopped after step {} of {}; {}", trainer_.progress().step, config_.training.steps,
-                saves() ? "the same command goes on from here"
-                        : "nothing is saved, since checkpoint.enable is false or load_only true");
-      write_summary(config_.job.dump_folder);
+                saves(config_)
+                    ? "the same command goes on from here"
+                    : "nothing is saved, since checkpoint.enable is false or load_only true");
+      if (is_first_rank()) write_summary(config_.job.dump_folder);
       return Outcome::kStopped;
     }
     if (is_last()) {
@@ -144,7 +181,7 @@ Outcome Run::execute() {
       save(/*last=*/false);
     }
   }
-  write_summary(config_.job.dump_folder);
+  if (is_first_rank()) write_summary(config_.job.dump_folder);
   log::info("finished {} steps in {}; summary in {}", trainer_.progress().step,
             human_seconds(seconds_since(start_)),
             (fs::path(config_.job.dump_folder) / "summary.md").string());
@@ -158,8 +195,11 @@ StepMetrics Run::take_step() {
   } catch (const UserError&) {
     const int64_t step = trainer_.progress().step;
     const fs::path there = checkpoint::step_path(checkpoint_folder(config_), step);
-    const bool sound = find_nonfinite(trainer_.model()).empty();
-    if (step > first_step_ && sound && !fs::exists(there)) save(/*last=*/false);
+    const bool sound = find_nonfinite(trainer_.model(), *trainer_.dims().all).empty();
+    const auto is_there = [&] { return int64_t{fs::exists(there)}; };
+    if (step > first_step_ && sound && ask_first(trainer_.dims(), is_there) == 0) {
+      save(/*last=*/false);
+    }
     throw;
   }
 }
@@ -173,7 +213,7 @@ StepMetrics Run::take_profiled_step() {
 }
 
 void Run::print_profile(const StepProfile& profile, const StepMetrics& metrics) {
-  const auto sizes = batch_sizes(config_);
+  const auto sizes = batch_sizes(config_, trainer_.dims().data_size());
   const auto batch = load_batch(trainer_.dataset(), 0, sizes.local);
   const double host =
       measure_host_seconds(config_, resolved_, batch) * static_cast<double>(sizes.micro_batches());
@@ -186,6 +226,11 @@ void Run::prepare() {
   open_validation();
   resume_or_begin();
   first_step_ = trainer_.progress().step;
+  if (is_first_rank()) open_run_folder();
+  start_ = Clock::now();
+}
+
+void Run::open_run_folder() {
   const fs::path folder = config_.job.dump_folder;
   open_metrics(folder);
   write_atomic(folder / "job.toml", to_toml(config_));
@@ -199,13 +244,12 @@ void Run::prepare() {
     progress_line_ = std::make_unique<ProgressLine>("training", config_.training.steps,
                                                     ProgressLine::Unit::kCount, output);
   }
-  start_ = Clock::now();
 }
 
 // A run that only looks at checkpoints cannot be gone on from, so the history of the run that made
 // them stays as it is, and its own goes to a file beside.
 void Run::open_metrics(const fs::path& folder) {
-  const bool only_looks = config_.checkpoint.enable && !saves();
+  const bool only_looks = config_.checkpoint.enable && !saves(config_);
   const bool beside = only_looks && !checkpoint::list_steps(checkpoint_folder(config_)).empty();
   const char* name = beside ? "metrics.load_only.jsonl" : "metrics.jsonl";
   metrics_ = std::make_unique<MetricsLog>(folder / name, only_looks ? 0 : first_step_);
@@ -221,21 +265,11 @@ void Run::open_validation() {
 void Run::resume_or_begin() {
   const auto& options = config_.checkpoint;
   if (!options.enable) return;
-  const fs::path folder = checkpoint_folder(config_);
-  // As in TorchTitan, load_step matters only once there is something to choose from.
-  const bool any = !checkpoint::list_steps(folder).empty();
-  if (!any && options.load_step > 0) {
-    log::warn("checkpoint.load_step = {}: there are no checkpoints in {}, so the run begins anew",
-              options.load_step, folder.string());
-  }
-  const auto find = [&] { return checkpoint::find_resumable(folder, options.load_step); };
-  if (const auto found = any ? name_setting(config_, "checkpoint.load_step", find) : std::nullopt) {
-    if (options.load_step >= 0 && saves()) abandon_later_steps(folder, options.load_step);
-    trainer_.restore(checkpoint::load(*found, /*verify=*/false));
+  if (const auto found = find_state()) {
+    trainer_.restore(*found);
     log::info("resumed from {}", found->string());
     return;
   }
-  refuse_to_start_over(folder);
   // As in TorchTitan: a Hugging Face start without a path takes the model's own folder.
   auto path = options.initial_load_path;
   if (!path && options.initial_load_in_hf) path = config_.model.hf_assets_path;
@@ -244,13 +278,23 @@ void Run::resume_or_begin() {
   log::info("initial weights from {}", *path);
 }
 
+// The first rank chooses: checkpoints that are looked at by many must not change meanwhile.
+std::optional<fs::path> Run::find_state() {
+  const int64_t step = ask_first(trainer_.dims(), [&] {
+    const auto found = find_resumable_step(config_);
+    return found ? checkpoint::read_manifest(*found).step : kNone;
+  });
+  if (step == kNone) return std::nullopt;
+  return checkpoint::step_path(checkpoint_folder(config_), step);
+}
+
 void Run::after_step(StepMetrics& metrics) {
   if (validation_ && (metrics.step == 1 || due(config_.validation.freq) || is_last())) {
-    metrics.validation = validate(trainer_.model(), *validation_,
-                                  {.batch_size = config_.validation.local_batch_size,
-                                   .max_batches = config_.validation.steps});
+    metrics.validation =
+        trainer_.validate(*validation_, {.batch_size = config_.validation.local_batch_size,
+                                         .max_batches = config_.validation.steps});
   }
-  metrics_->append(metrics);
+  if (metrics_) metrics_->append(metrics);
   report(metrics);
 }
 
@@ -273,16 +317,21 @@ void Run::report(const StepMetrics& metrics) {
   metrics.skipped ? log::warn("{}", line) : log::info("{}", line);
 }
 
+// If one rank does, all do. Collective.
 bool Run::wants_to_stop() const {
   const double minutes = config_.training.max_minutes;
-  return stop_.load() || (minutes > 0 && seconds_since(start_) > 60 * minutes);
+  const bool wants = stop_.load() || (minutes > 0 && seconds_since(start_) > 60 * minutes);
+  at::Tensor any = at::full({1}, int64_t{wants}, at::kLong);
+  trainer_.dims().all->all_reduce(any, dtensor::Reduction::kMax).wait();
+  return any.item<int64_t>() == 1;
 }
 
 void Run::save(bool last) {
   const auto& options = config_.checkpoint;
-  if (!saves()) return;
+  if (!saves(config_)) return;
   // Such a checkpoint is worth nothing, and sound ones would be purged for it.
-  if (const std::string name = find_nonfinite(trainer_.model()); !name.empty()) {
+  if (const std::string name = find_nonfinite(trainer_.model(), *trainer_.dims().all);
+      !name.empty()) {
     fail_user(
         "step {} is not saved: {} holds values that are not finite; go on from an older checkpoint "
         "with a lower optimizer.lr",
@@ -290,27 +339,32 @@ void Run::save(bool last) {
   }
   const fs::path folder = checkpoint_folder(config_);
   const auto start = Clock::now();
-  const fs::path saved =
-      checkpoint::save(folder, trainer_.snapshot(last && options.last_save_model_only));
+  const auto snapshot = trainer_.snapshot(last && options.last_save_model_only);
+  if (!is_first_rank()) return checkpoint::fetch_for_save(snapshot);
+  const fs::path saved = checkpoint::save(folder, snapshot);
   checkpoint::purge(folder, narrow<int>(options.keep_latest_k));
   log::info("saved {} in {}", saved.string(), human_seconds(seconds_since(start)));
 }
 
 }  // namespace
 
-Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop) {
-  refuse_missing_behaviour(config);
+Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop,
+                     dtensor::World& world) {
+  const Quiet quiet(world.rank() > 0);
+  refuse_missing_behaviour(config, world.size());
+  const auto dims = parallel::ParallelDims::make(config, world);
   set_determinism(config);
   const ResolvedModel resolved = resolve_model(config);
   check_converters(config);
   check_machine(config, resolved);
-  const FileDescriptor claim = claim_run_folder(config);
-  if (const auto step = finished_step(config)) {
+  const FileDescriptor claim = dims.is_first() ? claim_run_folder(config) : FileDescriptor();
+  const int64_t finished = ask_first(dims, [&] { return finished_step(config).value_or(kNone); });
+  if (finished != kNone) {
     log::info("nothing to do: training.steps is {} and step {} is already in {}",
-              config.training.steps, *step, checkpoint_folder(config).string());
+              config.training.steps, finished, checkpoint_folder(config).string());
     return Outcome::kAlreadyDone;
   }
-  return Run(config, resolved, stop).execute();
+  return Run(config, resolved, dims, stop).execute();
 }
 
 }  // namespace longhaul::train

@@ -10,6 +10,7 @@
 #include <atomic>
 
 #include "longhaul/config/job_config.h"
+#include "longhaul/dtensor/world.h"
 
 namespace longhaul::train {
 
@@ -20,6 +21,8 @@ enum class Outcome {
 };
 
 // `stop` may become true at any time (a signal): the step under way is finished and saved.
-Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop);
+// Collective over the ranks of `world`, each of which takes part in every step; the first of them
+// writes the run folder and talks. All read the checkpoints.
+Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop, dtensor::World& world);
 
 }  // namespace longhaul::train

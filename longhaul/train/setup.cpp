@@ -90,10 +90,11 @@ optim::LrScheduleOptions lr_schedule_options(const JobConfig& config) {
           .min_lr_factor = config.lr_scheduler.min_lr_factor};
 }
 
-BatchSizes batch_sizes(const JobConfig& config) {
+BatchSizes batch_sizes(const JobConfig& config, int64_t data_ranks) {
   BatchSizes sizes{.local = config.training.local_batch_size,
-                   .global = config.training.global_batch_size};
-  if (sizes.global < 0) sizes.global = sizes.local;
+                   .global = config.training.global_batch_size,
+                   .data_ranks = data_ranks};
+  if (sizes.global < 0) sizes.global = sizes.local * data_ranks;
   return sizes;
 }
 

@@ -30,13 +30,16 @@ deepseek_v3::ModelSettings model_settings(const JobConfig& config, at::Device de
 optim::AdamWConfig adam_w_config(const JobConfig& config);
 optim::LrScheduleOptions lr_schedule_options(const JobConfig& config);
 
-// Rows of a step, and micro-batches they are cut into.
+// Rows of a step, dealt to the ranks that read data; and the micro-batches of a rank.
 struct BatchSizes {
   int64_t local = 0;
   int64_t global = 0;
-  int64_t micro_batches() const { return div_exact(global, local, "global batch by local batch"); }
+  int64_t data_ranks = 1;
+  int64_t micro_batches() const {
+    return div_exact(global, local * data_ranks, "global batch by local batch and ranks");
+  }
 };
-BatchSizes batch_sizes(const JobConfig& config);
+BatchSizes batch_sizes(const JobConfig& config, int64_t data_ranks);
 
 // debug.seed, or 0 where the job leaves it open.
 uint64_t seed_of(const JobConfig& config);

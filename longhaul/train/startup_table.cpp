@@ -84,7 +84,7 @@ std::string startup_table(const JobConfig& config, const ResolvedModel& resolved
   const auto& shape = resolved.shape;
   const auto& model = trainer.model();
   const auto counts = deepseek_v3::count_parameters(shape, model.settings());
-  const auto sizes = batch_sizes(config);
+  const auto sizes = batch_sizes(config, trainer.dims().data_size());
   const int64_t trained = trained_bytes(model);
   const auto& settings = model.settings();
   Table table;

@@ -9,6 +9,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
 #include "longhaul/base/safetensors.h"
+#include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/checkpoint/hf_reader.h"
 #include "longhaul/config/load.h"
 #include "longhaul/config/write.h"
@@ -72,16 +73,29 @@ checkpoint::Snapshot Trainer::snapshot(bool model_only) const {
   checkpoint::Snapshot snapshot;
   snapshot.step = progress_.step;
   snapshot.model_only = model_only;
-  for (const auto& state : state_tensors(*model_)) {
-    snapshot.tensors[state.name] = state.tensor->detach();
-  }
+  // What this rank holds of each tensor, and of which parameter it is.
+  std::map<std::string, std::pair<nn::NamedParameter, at::Tensor>> parts;
   nlohmann::json steps = nlohmann::json::object();
-  if (!model_only) {
-    for (const auto& [name, state] : optimizer_.state()) {
-      snapshot.tensors[kExpAvg + name] = state.exp_avg;
-      snapshot.tensors[kExpAvgSq + name] = state.exp_avg_sq;
-      steps[name] = state.step;
-    }
+  for (const auto& state : state_tensors(*model_)) {
+    parts.emplace(state.name, std::pair(state, state.tensor->detach()));
+    const auto moments = optimizer_.state().find(state.name);
+    if (model_only || moments == optimizer_.state().end()) continue;
+    parts.emplace(kExpAvg + state.name, std::pair(state, moments->second.exp_avg));
+    parts.emplace(kExpAvgSq + state.name, std::pair(state, moments->second.exp_avg_sq));
+    steps[state.name] = moments->second.step;
+  }
+  const bool alone = dims_.all->size() == 1;
+  for (const auto& [name, part] : parts) {
+    const auto& [of, tensor] = part;
+    snapshot.tensors[name] =
+        alone ? tensor
+              : at::empty(fsdp_->part_of(of).global_sizes, tensor.options().device(at::kMeta));
+  }
+  if (!alone) {
+    snapshot.fetch = [this, parts = std::move(parts)](const std::string& name) {
+      const auto& [of, tensor] = parts.at(name);
+      return fsdp_->whole_of(of, tensor);
+    };
   }
   snapshot.trainer = {
       {"step", progress_.step},     {"rows", progress_.rows},
@@ -91,16 +105,23 @@ checkpoint::Snapshot Trainer::snapshot(bool model_only) const {
   return snapshot;
 }
 
-void Trainer::restore(const checkpoint::Snapshot& snapshot) {
-  const auto& trainer = snapshot.trainer;
-  const std::string origin = fmt::format("checkpoint of step {}", snapshot.step);
-  load_model_tensors(*model_, snapshot.tensors, origin);
+void Trainer::restore(const std::filesystem::path& step_folder) {
+  const checkpoint::CheckpointReader reader(step_folder);
+  const auto& trainer = reader.manifest().trainer;
+  const std::string origin = fmt::format("checkpoint of step {}", reader.manifest().step);
+  load_model_tensors(*model_, reader, origin, part_of());
   std::map<std::string, optim::AdamW::State> moments;
-  for (const auto& [name, step] : trainer.at("optimizer_steps").items()) {
-    const auto device = model_->settings().device;
-    const auto dtype = model_->settings().param_dtype;
-    moments[name] = {snapshot.tensors.at(kExpAvg + name).to(device, dtype),
-                     snapshot.tensors.at(kExpAvgSq + name).to(device, dtype), step.get<int64_t>()};
+  const auto& steps = trainer.at("optimizer_steps");
+  for (const auto& parameter : parameters_) {
+    if (!steps.contains(parameter.name)) continue;
+    const auto load = [&](const char* prefix) {
+      const at::Tensor whole = reader.load(prefix + parameter.name);
+      const at::Tensor part =
+          nn::take_part(whole, fsdp_->part_of(parameter), parameter.tensor->sizes());
+      return part.to(model_->settings().device, model_->settings().param_dtype).contiguous();
+    };
+    moments[parameter.name] = {load(kExpAvg), load(kExpAvgSq),
+                               steps.at(parameter.name).get<int64_t>()};
   }
   optimizer_.set_state(std::move(moments));
   progress_ = {.step = trainer.at("step").get<int64_t>(),
@@ -115,30 +136,32 @@ void Trainer::restore(const checkpoint::Snapshot& snapshot) {
 
 void Trainer::load_weights(const std::string& path, bool hugging_face) {
   if (hugging_face) {
-    load_hf_folder(*model_, path);
+    load_hf_folder(*model_, path, part_of());
   } else {
-    const auto source = checkpoint::open_source(path);
-    load_model_tensors(*model_, checkpoint::load(source->path()).tensors, source->path().string());
+    const checkpoint::CheckpointReader reader(checkpoint::open_source(path)->path());
+    reader.verify();
+    load_model_tensors(*model_, reader, reader.path().string(), part_of());
   }
 }
 
-void load_model_tensors(deepseek_v3::Model& model, const checkpoint::TensorMap& tensors,
-                        const std::string& origin) {
+void load_model_tensors(deepseek_v3::Model& model, const checkpoint::TensorSource& source,
+                        const std::string& origin, const deepseek_v3::PartOf& part_of) {
   std::vector<std::string> problems;
+  const auto names = source.names();
+  const std::set<std::string> present(names.begin(), names.end());
   std::set<std::string> known;
   const auto wanted = state_tensors(model);
   for (const auto& state : wanted) {
     known.insert(state.name);
-    const auto found = tensors.find(state.name);
-    if (found == tensors.end()) {
+    const auto sizes = part_of(state).global_sizes;
+    if (present.count(state.name) == 0) {
       problems.push_back(state.name + " is missing");
-    } else if (found->second.sizes() != state.tensor->sizes()) {
+    } else if (const auto& shape = source.info(state.name).shape; shape != sizes) {
       problems.push_back(fmt::format("{} is [{}], the model wants [{}]", state.name,
-                                     fmt::join(found->second.sizes(), ", "),
-                                     fmt::join(state.tensor->sizes(), ", ")));
+                                     fmt::join(shape, ", "), fmt::join(sizes, ", ")));
     }
   }
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& name : names) {
     if (!is_optimizer(name) && known.count(name) == 0) problems.push_back(name + " is unexpected");
   }
   if (!problems.empty()) {
@@ -150,7 +173,10 @@ void load_model_tensors(deepseek_v3::Model& model, const checkpoint::TensorMap& 
         problems.size() > shown ? fmt::format("; ... ({} in all)", problems.size()) : "");
   }
   const at::NoGradGuard no_grad;
-  for (const auto& state : wanted) state.tensor->copy_(tensors.at(state.name));
+  for (const auto& state : wanted) {
+    state.tensor->copy_(
+        nn::take_part(source.load(state.name), part_of(state), state.tensor->sizes()));
+  }
 }
 
 // Numbers that mean nothing without the scales of a quantization would load without a word.
@@ -165,7 +191,8 @@ void refuse_quantized(const checkpoint::HfReader& reader, const std::string& pat
   }
 }
 
-void load_hf_folder(deepseek_v3::Model& model, const std::string& path) {
+void load_hf_folder(deepseek_v3::Model& model, const std::string& path,
+                    const deepseek_v3::PartOf& part_of) {
   const checkpoint::HfReader reader(path);
   refuse_quantized(reader, path);
   deepseek_v3::HfSource source;
@@ -173,7 +200,7 @@ void load_hf_folder(deepseek_v3::Model& model, const std::string& path) {
   source.names = reader.names();
   source.shape = [&](const std::string& name) { return reader.info(name).shape; };
   source.load = [&](const std::string& name) { return reader.load(name, std::nullopt); };
-  deepseek_v3::load_hf(model, source);
+  deepseek_v3::load_hf(model, source, part_of);
 }
 
 }  // namespace longhaul::train

@@ -4,6 +4,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/checkpoint/checkpoint.h"
+#include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/checkpoint/locate.h"
 #include "longhaul/train/device.h"
 #include "longhaul/train/setup.h"
@@ -43,8 +44,9 @@ TrainedModel load_trained_model(const JobConfig& config, const std::string& chec
   TrainedModel trained{std::make_unique<deepseek_v3::Model>(shape, settings), place.path.string()};
   apply_converters(config, *trained.model);
   if (place.ours) {
-    load_model_tensors(*trained.model, checkpoint::load(place.path, !verified).tensors,
-                       trained.source);
+    const checkpoint::CheckpointReader reader(place.path);
+    if (!verified) reader.verify();
+    load_model_tensors(*trained.model, reader, trained.source);
   } else {
     load_hf_folder(*trained.model, trained.source);
   }
@@ -53,7 +55,9 @@ TrainedModel load_trained_model(const JobConfig& config, const std::string& chec
 
 TrainedModel untrained_model(const JobConfig& config) {
   const ResolvedModel resolved = resolve_model(config);
-  return {build_model(config, resolved, choose_device(config)), "untrained"};
+  TrainedModel untrained{build_model(config, resolved, choose_device(config)), "untrained"};
+  initialize_model(*untrained.model, config, resolved);
+  return untrained;
 }
 
 }  // namespace longhaul::train

@@ -14,6 +14,7 @@
 #include "longhaul/train/data_source.h"
 #include "longhaul/train/device.h"
 #include "longhaul/train/dump.h"
+#include "longhaul/train/global_sums.h"
 #include "longhaul/train/guard.h"
 #include "longhaul/train/losses.h"
 #include "longhaul/train/peak.h"
@@ -31,6 +32,16 @@ double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+// One rank measures while the others wait: side by side they would slow each other down.
+double shared_peak_flops(const parallel::ParallelDims& dims,
+                         const deepseek_v3::ModelSettings& settings) {
+  const double own =
+      dims.is_first() ? measure_peak_flops(settings.device, settings.compute_dtype) : 0;
+  at::Tensor peak = at::full({1}, own, at::kDouble);
+  dims.all->broadcast(peak, 0).wait();
+  return peak.item<double>();
+}
+
 double sum_of(const std::map<int64_t, at::Tensor>& by_layer) {
   double sum = 0;
   for (const auto& [layer, value] : by_layer) sum += value.item<double>();
@@ -40,30 +51,42 @@ double sum_of(const std::map<int64_t, at::Tensor>& by_layer) {
 }  // namespace
 
 std::unique_ptr<deepseek_v3::Model> build_model(const JobConfig& config,
-                                                const ResolvedModel& resolved, at::Device device) {
-  auto model = std::make_unique<deepseek_v3::Model>(resolved.shape, model_settings(config, device));
-  deepseek_v3::initialize(*model, seed_of(config),
-                          config.model.init_std.value_or(resolved.shape.initializer_range),
-                          config.model.init_depth_scale);
+                                                const ResolvedModel& resolved, at::Device device,
+                                                bool on_meta) {
+  auto settings = model_settings(config, device);
+  settings.parameters_on_meta = on_meta;
+  auto model = std::make_unique<deepseek_v3::Model>(resolved.shape, settings);
   apply_converters(config, *model);
   return model;
 }
 
-Trainer::Trainer(const JobConfig& config, const ResolvedModel& resolved)
+void initialize_model(deepseek_v3::Model& model, const JobConfig& config,
+                      const ResolvedModel& resolved, const deepseek_v3::PartOf& part_of) {
+  deepseek_v3::initialize(model, seed_of(config),
+                          config.model.init_std.value_or(resolved.shape.initializer_range),
+                          config.model.init_depth_scale, part_of);
+}
+
+Trainer::Trainer(const JobConfig& config, const ResolvedModel& resolved,
+                 const parallel::ParallelDims& dims)
     : config_(config),
-      batch_sizes_(train::batch_sizes(config)),
+      dims_(dims),
+      batch_sizes_(train::batch_sizes(config, dims.data_size())),
       device_(choose_device(config)),
       dataset_(open_data(
           training_data(config, resolved.shape.vocab_size, resolved.shape.num_nextn_predict_layers),
           config)),
-      model_(build_model(config, resolved, device_)),
+      model_(build_model(config, resolved, device_, /*on_meta=*/dims.all->size() > 1)),
+      fsdp_(parallel::apply_data_parallel(*model_, dims, config)),
       parameters_(model_->parameters()),
       optimizer_(parameters_, adam_w_config(config)),
       schedule_(lr_schedule_options(config)),
-      peak_flops_(measure_peak_flops(model_->settings().device, model_->settings().compute_dtype)),
+      peak_flops_(shared_peak_flops(dims, model_->settings())),
       flops_per_step_(static_cast<double>(batch_sizes_.global) *
                       deepseek_v3::training_flops_per_sequence(resolved.shape, model_->settings(),
-                                                               config.training.seq_len)) {}
+                                                               config.training.seq_len)) {
+  initialize_model(*model_, config, resolved, part_of());
+}
 
 StepMetrics Trainer::step() {
   const auto start = std::chrono::steady_clock::now();
@@ -73,7 +96,7 @@ StepMetrics Trainer::step() {
   StepMetrics metrics = measure(losses);
   metrics.step = progress_.step + 1;
   metrics.lr = schedule_.lr(metrics.step);
-  metrics.grad_norm = optim::gradient_norm(parameters_, config_.training.norm_type);
+  metrics.grad_norm = optim::gradient_norm(gradient_groups(), config_.training.norm_type);
   metrics.skipped = !may_update(metrics);
   if (!metrics.skipped) update(losses.stats, metrics.lr, metrics.grad_norm);
 
@@ -90,19 +113,25 @@ StepMetrics Trainer::step() {
   const double seconds = seconds_since(start);
   metrics.tokens = progress_.tokens;
   metrics.tokens_per_second = static_cast<double>(data.counts.tokens[0]) / seconds;
-  metrics.mfu = flops_per_step_ / seconds / peak_flops_;
+  metrics.mfu = flops_per_step_ / seconds / (peak_flops_ * static_cast<double>(dims_.all->size()));
   metrics.memory_peak_bytes = peak_device_memory_bytes(device_);
   metrics.time = unix_time();
   return metrics;
 }
 
 Trainer::StepData Trainer::load_step() const {
+  const auto rows =
+      data::rows_of_rank({.position = progress_.rows,
+                          .global_batch_size = static_cast<uint64_t>(batch_sizes_.global),
+                          .rank = static_cast<uint64_t>(dims_.data_rank()),
+                          .num_ranks = static_cast<uint64_t>(dims_.data_size())});
   StepData data;
   for (int64_t i = 0; i < batch_sizes_.micro_batches(); ++i) {
-    const uint64_t first = progress_.rows + static_cast<uint64_t>(i * batch_sizes_.local);
+    const uint64_t first = rows.first + static_cast<uint64_t>(i * batch_sizes_.local);
     data.micro_batches.push_back(load_batch(*dataset_, first, batch_sizes_.local));
     data.counts.add(data.micro_batches.back());
   }
+  sum_counts(data.counts, *dims_.loss);
   return data;
 }
 
@@ -113,6 +142,7 @@ Trainer::StepLosses Trainer::forward_backward(const StepData& data) {
   ctx.counts = data.counts;
   ctx.stats = &losses.stats;
   for (const auto& host_batch : data.micro_batches) {
+    fsdp_->begin_pass(/*reduce_gradients=*/&host_batch == &data.micro_batches.back());
     const auto batch = host_batch.to(model_->settings().device);
     const auto hidden = model_->forward(batch, ctx);
     const auto objective =
@@ -122,12 +152,35 @@ Trainer::StepLosses Trainer::forward_backward(const StepData& data) {
     for (size_t i = 0; i < objective.by_tower.size(); ++i) {
       losses.by_tower[i] += objective.by_tower[i].item<double>();
     }
+    fsdp_->end_pass();
   }
+  sum_losses(losses.by_tower, losses.stats, *dims_.loss);
   return losses;
 }
 
 void Trainer::clear_gradients() {
   for (const auto& parameter : parameters_) parameter.tensor->mutable_grad().reset();
+}
+
+// By the ranks that have different elements of them.
+std::vector<optim::GradientGroup> Trainer::gradient_groups() const {
+  std::vector<optim::GradientGroup> groups;
+  for (const auto& parameter : parameters_) {
+    const auto cut_by = fsdp_->cut_by(parameter);
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [&](const auto& other) { return other.cut_by == cut_by; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {{}, cut_by});
+    group->parameters.push_back(parameter);
+  }
+  return groups;
+}
+
+deepseek_v3::PartOf Trainer::part_of() const {
+  return [this](const nn::NamedParameter& parameter) { return fsdp_->part_of(parameter); };
+}
+
+ValidationResult Trainer::validate(const data::Dataset& dataset, const ValidationOptions& options) {
+  return train::validate(*model_, dataset, options, dims_, *fsdp_);
 }
 
 StepMetrics Trainer::measure(const StepLosses& losses) const {
@@ -153,12 +206,14 @@ StepMetrics Trainer::measure(const StepLosses& losses) const {
 
 bool Trainer::may_update(const StepMetrics& metrics) const {
   const bool finite = std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm);
-  if (finite && router_biases_are_finite(*model_)) return true;
+  at::Tensor sound = at::full({1}, int64_t{finite && router_biases_are_finite(*model_)}, at::kLong);
+  dims_.all->all_reduce(sound, dtensor::Reduction::kMin).wait();
+  if (sound.item<int64_t>() == 1) return true;
   const std::string what =
       fmt::format("step {}: loss {} (lm {}, indexer {}), gradient norm {}", metrics.step,
                   metrics.loss, metrics.lm_loss, metrics.indexer_loss, metrics.grad_norm);
   // No later step can be finite then, so skipping would only burn time.
-  if (const std::string name = find_nonfinite(*model_); !name.empty()) {
+  if (const std::string name = find_nonfinite(*model_, *dims_.all); !name.empty()) {
     fail_user(
         "{}: {} holds values that are not finite, and nothing was updated; go on from other "
         "weights: an older checkpoint (checkpoint.load_step) or a sound checkpoint."
@@ -188,7 +243,8 @@ void Trainer::update_router_biases(const deepseek_v3::StepStats& stats) {
 }
 
 void Trainer::dump(const StepMetrics& metrics) const {
-  dump_step(std::filesystem::path(config_.job.dump_folder) / "dump", *model_, metrics);
+  dump_step(std::filesystem::path(config_.job.dump_folder) / "dump", *model_, *fsdp_, metrics,
+            dims_.is_first());
 }
 
 }  // namespace longhaul::train

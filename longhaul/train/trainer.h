@@ -1,20 +1,26 @@
 // The trainer: owns model, optimizer, data and the run's state, and takes one step at a time. It
-// does not decide when to save or stop (train/run.h does) and prints nothing.
+// does not decide when to save or stop (train/run.h does) and prints nothing. Each rank has one:
+// what is said below to be the same on all ranks is, and collective functions are called on all.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "longhaul/checkpoint/checkpoint.h"
+#include "longhaul/checkpoint/tensor_source.h"
 #include "longhaul/config/job_config.h"
 #include "longhaul/data/dataset.h"
 #include "longhaul/models/deepseek_v3/model.h"
 #include "longhaul/optim/adam_w.h"
+#include "longhaul/optim/gradients.h"
 #include "longhaul/optim/lr_schedule.h"
+#include "longhaul/parallel/data_parallel.h"
 #include "longhaul/train/metrics.h"
 #include "longhaul/train/resolve_model.h"
 #include "longhaul/train/setup.h"
+#include "longhaul/train/validation.h"
 
 namespace longhaul::train {
 
@@ -27,19 +33,27 @@ struct Progress {
 
 class Trainer {
  public:
-  // Builds the model, initialised from the job's seed, and opens the training data.
-  Trainer(const JobConfig& config, const ResolvedModel& resolved);
+  // Builds this rank's part of the model, initialised from the job's seed, and opens the training
+  // data.
+  Trainer(const JobConfig& config, const ResolvedModel& resolved,
+          const parallel::ParallelDims& dims);
 
-  // One optimizer step. UserError, and nothing is changed, if the loss or the gradients are not
-  // finite and the job says to stop, or if the weights or router biases are not finite.
+  // One optimizer step; its metrics are the same on all ranks, but for times and memory.
+  // Collective. UserError, on all ranks, and nothing is changed, if the loss or the gradients are
+  // not finite and the job says to stop, or if the weights or router biases are not finite.
   StepMetrics step();
 
-  // The state as a checkpoint, and back. `snapshot` shares the tensors' storage.
+  // The state as a checkpoint, which one rank saves while the others fetch (fetch_for_save). It
+  // shares the tensors' storage, and ends before the next step.
   checkpoint::Snapshot snapshot(bool model_only) const;
-  void restore(const checkpoint::Snapshot& snapshot);
+  // And back, without a check of its checksums.
+  void restore(const std::filesystem::path& step_folder);
   // Weights only, from a Hugging Face folder or from one of our checkpoints.
   void load_weights(const std::string& path, bool hugging_face);
+  // Loss on held-out data. Collective.
+  ValidationResult validate(const data::Dataset& dataset, const ValidationOptions& options);
 
+  const parallel::ParallelDims& dims() const { return dims_; }
   deepseek_v3::Model& model() { return *model_; }
   const Progress& progress() const { return progress_; }
   const data::Dataset& dataset() const { return *dataset_; }
@@ -59,6 +73,7 @@ class Trainer {
   StepData load_step() const;
   StepLosses forward_backward(const StepData& data);
   void clear_gradients();
+  std::vector<optim::GradientGroup> gradient_groups() const;
   // False if the step must be left out; throws if the job says to stop, or if the weights
   // themselves are not finite.
   bool may_update(const StepMetrics& metrics) const;
@@ -67,12 +82,16 @@ class Trainer {
   StepMetrics measure(const StepLosses& losses) const;
   void dump(const StepMetrics& metrics) const;
 
+  deepseek_v3::PartOf part_of() const;
+
   JobConfig config_;
+  parallel::ParallelDims dims_;
   BatchSizes batch_sizes_;
   at::Device device_;
   // Before the model: what is wrong with the data is found before anything large is allocated.
   std::unique_ptr<data::Dataset> dataset_;
   std::unique_ptr<deepseek_v3::Model> model_;
+  std::unique_ptr<parallel::Fsdp> fsdp_;  // ends before the model
   std::vector<nn::NamedParameter> parameters_;
   optim::AdamW optimizer_;
   optim::LrSchedule schedule_;
@@ -80,16 +99,24 @@ class Trainer {
   Progress progress_;
 };
 
-// The model of a job, initialised from its seed.
+// The model of a job, with its converters applied, and not initialised; with `on_meta`, without
+// memory for its parameters.
 std::unique_ptr<deepseek_v3::Model> build_model(const JobConfig& config,
-                                                const ResolvedModel& resolved, at::Device device);
+                                                const ResolvedModel& resolved, at::Device device,
+                                                bool on_meta = false);
+void initialize_model(deepseek_v3::Model& model, const JobConfig& config,
+                      const ResolvedModel& resolved,
+                      const deepseek_v3::PartOf& part_of = deepseek_v3::whole_parameter);
 
-// Copies weights and router biases out of `tensors`. UserError that lists missing, unexpected and
-// misshapen names, before anything is written.
-void load_model_tensors(deepseek_v3::Model& model, const checkpoint::TensorMap& tensors,
-                        const std::string& origin);
+// Copies weights and router biases out of `source`, one at a time, or the parts of them that the
+// model holds. UserError that lists missing, unexpected and misshapen names, before anything is
+// written.
+void load_model_tensors(deepseek_v3::Model& model, const checkpoint::TensorSource& source,
+                        const std::string& origin,
+                        const deepseek_v3::PartOf& part_of = deepseek_v3::whole_parameter);
 
-// Copies the weights of a Hugging Face folder.
-void load_hf_folder(deepseek_v3::Model& model, const std::string& path);
+// Copies the weights of a Hugging Face folder, or the parts of them that the model holds.
+void load_hf_folder(deepseek_v3::Model& model, const std::string& path,
+                    const deepseek_v3::PartOf& part_of = deepseek_v3::whole_parameter);
 
 }  // namespace longhaul::train

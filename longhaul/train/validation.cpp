@@ -26,35 +26,70 @@ double loss_sum(const deepseek_v3::Model& model, const deepseek_v3::Batch& host_
   return compute_objective(model, batch, hidden, ctx.counts, 0).total.item<double>();
 }
 
+struct Sums {
+  double loss = 0;
+  int64_t labels = 0, bytes = 0;
+  bool bytes_known = true;
+};
+
+// The rows that one of several ranks reads: of each `ranks` batches the rank-th.
+Sums sum_up(const deepseek_v3::Model& model, const data::Dataset& dataset,
+            const ValidationOptions& options, uint64_t rank, uint64_t ranks, parallel::Fsdp& fsdp) {
+  const at::NoGradGuard no_grad;
+  const auto rows = dataset.num_rows();
+  LONGHAUL_CHECK(rows.has_value(), "validation reads one pass, the data is endless");
+  Sums sums;
+  const auto batch_size = static_cast<uint64_t>(options.batch_size);
+  for (uint64_t step = 0; step * batch_size * ranks < *rows; ++step) {
+    if (options.max_batches >= 0 && step == static_cast<uint64_t>(options.max_batches)) break;
+    const uint64_t first = (step * ranks + rank) * batch_size;
+    const auto batch = trunk_only(load_batch(dataset, first, options.batch_size));
+    fsdp.begin_pass(/*reduce_gradients=*/false);
+    sums.loss += loss_sum(model, batch);
+    fsdp.end_pass();
+    sums.labels += batch.towers[0].num_labels;
+    for (uint64_t i = first; i < std::min(first + batch_size, *rows); ++i) {
+      const auto row_bytes = dataset.label_bytes(dataset.row(i));
+      sums.bytes_known = sums.bytes_known && row_bytes.has_value();
+      sums.bytes += row_bytes.value_or(0);
+    }
+  }
+  return sums;
+}
+
+ValidationResult result_of(const Sums& sums) {
+  ValidationResult result{
+      .loss = sums.loss / static_cast<double>(std::max<int64_t>(sums.labels, 1)),
+      .labels = sums.labels,
+      .bits_per_byte = {}};
+  if (sums.bytes_known && sums.bytes > 0) {
+    result.bits_per_byte = sums.loss / std::log(2.0) / static_cast<double>(sums.bytes);
+  }
+  return result;
+}
+
 }  // namespace
 
 ValidationResult validate(const deepseek_v3::Model& model, const data::Dataset& dataset,
                           const ValidationOptions& options) {
-  const at::NoGradGuard no_grad;
-  const auto rows = dataset.num_rows();
-  LONGHAUL_CHECK(rows.has_value(), "validation reads one pass, the data is endless");
-  double sum = 0;
-  int64_t labels = 0, bytes = 0;
-  bool bytes_known = true;
-  const auto batch_size = static_cast<uint64_t>(options.batch_size);
-  for (uint64_t first = 0, n = 0; first < *rows; first += batch_size, ++n) {
-    if (options.max_batches >= 0 && n == static_cast<uint64_t>(options.max_batches)) break;
-    const auto batch = trunk_only(load_batch(dataset, first, options.batch_size));
-    sum += loss_sum(model, batch);
-    labels += batch.towers[0].num_labels;
-    for (uint64_t i = first; i < std::min(first + batch_size, *rows); ++i) {
-      const auto row_bytes = dataset.label_bytes(dataset.row(i));
-      bytes_known = bytes_known && row_bytes.has_value();
-      bytes += row_bytes.value_or(0);
-    }
-  }
-  ValidationResult result{.loss = sum / static_cast<double>(std::max<int64_t>(labels, 1)),
-                          .labels = labels,
-                          .bits_per_byte = {}};
-  if (bytes_known && bytes > 0) {
-    result.bits_per_byte = sum / std::log(2.0) / static_cast<double>(bytes);
-  }
-  return result;
+  parallel::Fsdp whole_model;
+  return result_of(sum_up(model, dataset, options, 0, 1, whole_model));
+}
+
+ValidationResult validate(const deepseek_v3::Model& model, const data::Dataset& dataset,
+                          const ValidationOptions& options, const parallel::ParallelDims& dims,
+                          parallel::Fsdp& fsdp) {
+  Sums sums = sum_up(model, dataset, options, static_cast<uint64_t>(dims.data_rank()),
+                     static_cast<uint64_t>(dims.data_size()), fsdp);
+  if (dims.loss->size() == 1) return result_of(sums);
+  at::Tensor loss = at::full({1}, sums.loss, at::kDouble);
+  at::Tensor counts = at::tensor({sums.labels, sums.bytes, int64_t{!sums.bytes_known}});
+  dims.loss->all_reduce(loss, dtensor::Reduction::kSum).wait();
+  dims.loss->all_reduce(counts, dtensor::Reduction::kSum).wait();
+  return result_of({.loss = loss.item<double>(),
+                    .labels = counts[0].item<int64_t>(),
+                    .bytes = counts[1].item<int64_t>(),
+                    .bytes_known = counts[2].item<int64_t>() == 0});
 }
 
 }  // namespace longhaul::train

@@ -80,7 +80,8 @@ struct GoldenJob {
 
 inline train::Outcome run(const JobConfig& config) {
   const std::atomic<bool> stop{false};
-  return train::run_training(config, stop);
+  dtensor::World world = dtensor::World::single();
+  return train::run_training(config, stop, world);
 }
 
 }  // namespace longhaul::testing

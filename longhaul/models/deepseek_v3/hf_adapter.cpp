@@ -13,12 +13,35 @@
 namespace longhaul::deepseek_v3 {
 namespace {
 
-std::map<std::string, Tensor> targets(Model& model) {
-  std::map<std::string, Tensor> result;
+// Hugging Face's name of an expert's tensor in the stack that we call `name`.
+std::string expert_name(const std::string& name, int64_t expert) {
+  const size_t end = name.find(kExpertsInName) + std::string(kExpertsInName).size();
+  return fmt::format("{}{}.{}", name.substr(0, end), expert, name.substr(end));
+}
+
+// Where a tensor of a Hugging Face folder goes.
+struct Target {
+  Tensor tensor;  // undefined: no part of it is ours
+  nn::Part part;
+};
+
+std::map<std::string, Target> targets(Model& model, const PartOf& part_of) {
+  std::map<std::string, Target> result;
   for (const auto& list : {model.parameters(), model.buffers()}) {
     for (const auto& parameter : list) {
-      for (auto& [name, view] : hf_views(parameter.name, parameter.tensor->detach())) {
-        result.emplace(name, view);
+      const Tensor tensor = parameter.tensor->detach();
+      const nn::Part part = part_of(parameter);
+      if (!is_routed_expert(parameter.name)) {
+        result[parameter.name] = {tensor, part};
+        continue;
+      }
+      const int64_t first = part.offsets[0];
+      const nn::Part of_expert = {{part.global_sizes.begin() + 1, part.global_sizes.end()},
+                                  {part.offsets.begin() + 1, part.offsets.end()}};
+      for (int64_t e = 0; e < part.global_sizes[0]; ++e) {
+        const bool ours = e >= first && e < first + tensor.size(0);
+        result[expert_name(parameter.name, e)] = {ours ? tensor.select(0, e - first) : Tensor(),
+                                                  of_expert};
       }
     }
   }
@@ -56,27 +79,25 @@ std::string first_of(const std::vector<std::string>& names) {
 
 std::vector<std::pair<std::string, Tensor>> hf_views(const std::string& name,
                                                      const Tensor& tensor) {
-  const size_t at = name.find(kExpertsInName);
-  if (at == std::string::npos) return {{name, tensor}};
-  const std::string before = name.substr(0, at) + kExpertsInName;
-  const std::string after = name.substr(before.size());
+  if (!is_routed_expert(name)) return {{name, tensor}};
   std::vector<std::pair<std::string, Tensor>> views;
   for (int64_t e = 0; e < tensor.size(0); ++e) {
-    views.emplace_back(fmt::format("{}{}.{}", before, e, after), tensor.select(0, e));
+    views.emplace_back(expert_name(name, e), tensor.select(0, e));
   }
   return views;
 }
 
-void load_hf(Model& model, const HfSource& source) {
-  auto wanted = targets(model);
+void load_hf(Model& model, const HfSource& source, const PartOf& part_of) {
+  auto wanted = targets(model, part_of);
   std::vector<std::string> missing, unexpected, misshapen, spare;
   const std::set<std::string> present(source.names.begin(), source.names.end());
-  for (const auto& [name, tensor] : wanted) {
+  for (const auto& [name, target] : wanted) {
+    const at::IntArrayRef sizes = target.part.global_sizes;
     if (present.count(name) == 0) {
       missing.push_back(name);
-    } else if (const auto shape = source.shape(name); tensor.sizes() != at::IntArrayRef(shape)) {
+    } else if (const auto shape = source.shape(name); sizes != at::IntArrayRef(shape)) {
       misshapen.push_back(fmt::format("{} is [{}], the model wants [{}]", name,
-                                      fmt::join(shape, ", "), fmt::join(tensor.sizes(), ", ")));
+                                      fmt::join(shape, ", "), fmt::join(sizes, ", ")));
     }
   }
   for (const auto& name : source.names) {
@@ -95,7 +116,10 @@ void load_hf(Model& model, const HfSource& source) {
               source.origin, spare.size(), model.config().num_nextn_predict_layers, spare[0]);
   }
   const at::NoGradGuard no_grad;
-  for (auto& [name, tensor] : wanted) tensor.copy_(source.load(name));
+  for (auto& [name, target] : wanted) {
+    if (!target.tensor.defined() || target.tensor.numel() == 0) continue;
+    target.tensor.copy_(nn::take_part(source.load(name), target.part, target.tensor.sizes()));
+  }
 }
 
 }  // namespace longhaul::deepseek_v3

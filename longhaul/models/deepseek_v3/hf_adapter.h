@@ -28,7 +28,8 @@ struct HfSource {
 // Copies every parameter and router bias from `source`, one tensor at a time. Before anything is
 // written, missing, unexpected and misshapen tensors are collected; any of them is a UserError that
 // lists them. The MTP layers of a folder are left out, with a log line, if the model has none;
-// their copies of the embedding and the head are not read, since ours are shared.
-void load_hf(Model& model, const HfSource& source);
+// their copies of the embedding and the head are not read, since ours are shared. What
+// lies in no part of ours is not read.
+void load_hf(Model& model, const HfSource& source, const PartOf& part_of = whole_parameter);
 
 }  // namespace longhaul::deepseek_v3

@@ -112,13 +112,16 @@ class Model : public nn::Module {
   ops::Kernel loss_kernel_ = ops::Kernel::kReference;
 };
 
+// Which part of the whole a parameter's tensor is.
+using PartOf = std::function<nn::Part(const nn::NamedParameter&)>;
+inline nn::Part whole_parameter(const nn::NamedParameter& parameter) {
+  return nn::whole(*parameter.tensor);
+}
+
 // Initial weights (reference: the DeepSeek-V3 report and docs/step.md): normal with `std` for
 // matrices and the embedding, norms 1, biases 0; with `depth_scale` o_proj and down_proj are
-// divided by sqrt(2 * layers). A function of (seed, name, global element) only. `part_of` says
-// which part of the whole a parameter's tensor is; by default all of it.
-using PartOf = std::function<nn::Part(const nn::NamedParameter&)>;
-void initialize(
-    Model& model, uint64_t seed, double std, bool depth_scale,
-    const PartOf& part_of = [](const auto& p) { return nn::whole(*p.tensor); });
+// divided by sqrt(2 * layers). A function of (seed, name, global element) only.
+void initialize(Model& model, uint64_t seed, double std, bool depth_scale,
+                const PartOf& part_of = whole_parameter);
 
 }  // namespace longhaul::deepseek_v3

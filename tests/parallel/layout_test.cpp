@@ -1,0 +1,206 @@
+// Every layout trains the same model: the losses, every gradient by its global name, the gradients'
+// norm and the updated weights of three steps are those of one rank. In fp64 only the order of sums
+// differs: 1e-10 leaves room for AdamW, which divides gradients by their size.
+#include "longhaul/checkpoint/checkpoint.h"
+#include "tests/parallel/layout_harness.h"
+
+namespace longhaul::testing {
+namespace {
+
+const std::vector<Layout> kDataParallel = {
+    {.dp_replicate = 2},
+    {.dp_replicate = 4},
+    {.dp_shard = 2},
+    {.dp_shard = 3},
+    {.dp_shard = 4},
+    {.dp_shard = 8},
+    {.dp_replicate = 2, .dp_shard = 2},
+    {.dp_replicate = 3, .dp_shard = 2},
+    {.dp_replicate = 2, .dp_shard = 4},
+    {.dp_replicate = 4, .dp_shard = 2},
+};
+
+// fp32: sums in another order, and weights moved by AdamW, which turns a small gradient's error
+// into a share of the learning rate.
+const Tolerances kFp32 = {.loss = 1e-5, .gradient = 1e-5, .weight = 1e-4, .gradient_steps = 1};
+
+class Layouts : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(Layouts, TrainLikeOneRankInFp64) { expect_same(LayoutJob().run(GetParam()), one_rank({})); }
+
+TEST_P(Layouts, TrainLikeOneRankInFp32) {
+  const Overrides fp32 = {"--training.dtype", "float32"};
+  expect_same(LayoutJob().run(GetParam(), fp32), one_rank(fp32), kFp32);
+}
+
+INSTANTIATE_TEST_SUITE_P(DataParallel, Layouts, ::testing::ValuesIn(kDataParallel),
+                         [](const auto& info) { return info.param.name(); });
+
+struct Variant {
+  std::string name;
+  Overrides overrides;
+};
+
+void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
+
+const std::vector<Variant> kVariants = {
+    {"never_reshard", {"--parallelism.fsdp_reshard_after_forward", "never"}},
+    {"always_reshard", {"--parallelism.fsdp_reshard_after_forward", "always"}},
+    {"recompute", {"--activation_checkpoint.mode", "full"}},
+    {"recompute_never_reshard",
+     {"--activation_checkpoint.mode", "full", "--parallelism.fsdp_reshard_after_forward", "never"}},
+    {"frozen_trunk", {"--dsa.stage", "dense_warmup"}},
+    {"frozen_trunk_recompute",
+     {"--dsa.stage", "dense_warmup", "--activation_checkpoint.mode", "full"}},
+    {"no_indexer", {"--dsa.stage", "off"}},
+    {"indexer_coefficient_0", {"--dsa.indexer_loss_coeff", "0"}},
+    {"mtp_weight_0", {"--mtp.loss_weight", "0"}},
+    {"all_coefficients_0",
+     {"--dsa.indexer_loss_coeff", "0", "--moe.sequence_balance_loss_coeff", "0",
+      "--moe.z_loss_coeff", "0"}},
+    {"mtp_own_norm_after_norm", {"--mtp.own_norm", "true", "--mtp.hidden", "after_norm"}},
+    {"two_mtp_modules", {"--mtp.num_modules", "2"}},
+    {"no_mtp", {"--mtp.num_modules", "0"}},
+    {"expanded", {"--model.mla_form", "expanded"}},
+    {"norm_inf", {"--training.norm_type", "inf", "--training.max_norm", "0.01"}},
+    {"norm_3", {"--training.norm_type", "3", "--training.max_norm", "0.01"}},
+};
+
+class Variants : public ::testing::TestWithParam<Variant> {};
+
+TEST_P(Variants, TrainLikeOneRank) {
+  const auto& expected = one_rank(GetParam().overrides);
+  for (const Layout& layout : {Layout{.dp_shard = 4}, Layout{.dp_replicate = 2, .dp_shard = 2}}) {
+    SCOPED_TRACE(layout.name());
+    expect_same(LayoutJob().run(layout, GetParam().overrides), expected);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Variants, ::testing::ValuesIn(kVariants),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(LayoutRuns, TwoRunsAreBitEqual) {
+  const Overrides fp32 = {"--training.dtype", "float32"};
+  const Layout layout{.dp_replicate = 2, .dp_shard = 3};
+  const LayoutJob first, second;
+  expect_identical(first.run(layout, fp32), second.run(layout, fp32));
+}
+
+// The harness itself: another seed is found in every kind of number.
+TEST(LayoutRuns, ADifferenceIsFound) {
+  const auto other = LayoutJob().run({.dp_shard = 2}, {"--debug.seed", "1"});
+  const auto& expected = one_rank({});
+  EXPECT_GT(relative(other.steps[0].at("loss"), expected.steps[0].at("loss")), 1e-6);
+  EXPECT_GT(relative(other.steps[0].at("grad_norm"), expected.steps[0].at("grad_norm")), 1e-6);
+  EXPECT_GT(relative_to_max(other.steps[0].at("grad.lm_head.weight"),
+                            expected.steps[0].at("grad.lm_head.weight")),
+            1e-6);
+}
+
+// bf16 on the ranks is bf16 on one rank: the same casts in the same places, so the first step's
+// losses agree to the last bits of fp32 sums. A gradient that several uses of a weight add up to is
+// rounded to bf16 once more.
+TEST(LayoutRuns, MixedPrecisionCastsWhereOneRankDoes) {
+  const Overrides bf16 = {"--training.dtype", "float32", "--training.mixed_precision_param",
+                          "bfloat16"};
+  const auto& expected = one_rank(bf16);
+  const auto actual = LayoutJob().run({.dp_replicate = 2, .dp_shard = 2}, bf16);
+  for (const char* name : {"loss", "lm_loss", "mtp_loss", "indexer_loss_per_layer"}) {
+    EXPECT_LE(relative(actual.steps[0].at(name), expected.steps[0].at(name)), 1e-6) << name;
+  }
+  for (const auto& [name, value] : expected.steps[0]) {
+    if (!name.starts_with("grad.")) continue;
+    EXPECT_LE(relative_to_max(actual.steps[0].at(name), value), 0.01) << name;
+  }
+}
+
+// A checkpoint of any layout goes on in any other.
+TEST(LayoutRuns, ACheckpointGoesOnInAnotherLayout) {
+  const LayoutJob job;
+  const auto overrides = [](int64_t steps) {
+    return Overrides{
+        "--checkpoint.enable", "--checkpoint.last_save_model_only", "false", "--training.steps",
+        std::to_string(steps), "--lr_scheduler.min_lr_factor",      "1"};
+  };
+  const auto& expected = one_rank({"--lr_scheduler.min_lr_factor", "1"});
+  const std::vector<Layout> layouts = {
+      {.dp_shard = 4}, {}, {.dp_replicate = 2, .dp_shard = 2}, {.dp_replicate = 2}};
+  for (int64_t step = 1; step <= kLayoutSteps; ++step) {
+    EXPECT_EQ(job.train(layouts[static_cast<size_t>(step - 1)], "run", overrides(step)),
+              train::Outcome::kFinished);
+  }
+  expect_same(job.result("run"), expected);
+  // The last one as it lies on disk, against one that one rank has written.
+  const LayoutJob alone;
+  alone.train({}, "run", overrides(kLayoutSteps));
+  const auto ours = checkpoint::load(job.folder() / "run/checkpoint/step-3");
+  const auto theirs = checkpoint::load(alone.folder() / "run/checkpoint/step-3");
+  ASSERT_EQ(ours.tensors.size(), theirs.tensors.size());
+  for (const auto& [name, value] : theirs.tensors) {
+    EXPECT_LE(relative(ours.tensors.at(name), value), 1e-10) << name;
+  }
+  EXPECT_EQ(ours.trainer.at("rows"), theirs.trainer.at("rows"));
+  EXPECT_EQ(job.train(layouts[0], "run", overrides(3)), train::Outcome::kAlreadyDone);
+}
+
+// 144 rows in batches of 5: the last ones are padding, and on 4 ranks some ranks have nothing else.
+TEST(LayoutRuns, ValidationReadsEachRowOnce) {
+  const LayoutJob job;
+  const Overrides overrides = {"--validation.enable",
+                               "--validation.dataset",
+                               "tokenized",
+                               "--validation.dataset_path",
+                               (job.folder() / "rows.jsonl").string(),
+                               "--validation.seq_len",
+                               std::to_string(kLayoutSeqLen),
+                               "--validation.local_batch_size",
+                               "5",
+                               "--validation.freq",
+                               "1"};
+  const auto expected = job.run({}, overrides), actual = job.run({.dp_shard = 4}, overrides);
+  ASSERT_EQ(expected.metrics.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_NEAR(actual.metrics[i]["validation_loss"].get<double>() /
+                    expected.metrics[i]["validation_loss"].get<double>(),
+                1, 1e-10);
+  }
+  expect_same(actual, expected);
+}
+
+// A weight that is not finite lies on one rank only; all of them must stop, with the same error.
+TEST(LayoutRuns, AllRanksStopWhenOneHoldsWhatIsNotFinite) {
+  const LayoutJob job;
+  const Overrides overrides = {"--checkpoint.enable", "--checkpoint.last_save_model_only", "false"};
+  job.train({}, "run", [&] {
+    auto one_step = overrides;
+    one_step.insert(one_step.end(), {"--training.steps", "1"});
+    return one_step;
+  }());
+  const auto step_folder = job.folder() / "run/checkpoint/step-1";
+  auto snapshot = checkpoint::load(step_folder);
+  snapshot.tensors.at("model.embed_tokens.weight")[22].fill_(NAN);
+  fs::remove_all(step_folder);
+  checkpoint::save(job.folder() / "run/checkpoint", snapshot);
+  std::mutex mutex;
+  std::vector<std::string> errors;
+  const JobConfig config = job.config({.dp_shard = 4}, "run", overrides);
+  const std::atomic<bool> stop{false};
+  test::run_ranks(4, [&](dtensor::World& world) {
+    try {
+      train::run_training(config, stop, world);
+    } catch (const UserError& error) {
+      const std::lock_guard lock(mutex);
+      errors.emplace_back(error.what());
+    }
+  });
+  ASSERT_EQ(errors.size(), 4u);
+  for (const auto& error : errors) {
+    EXPECT_EQ(error, errors[0]);
+    EXPECT_NE(error.find("model.embed_tokens.weight holds values that are not finite"),
+              std::string::npos)
+        << error;
+  }
+}
+
+}  // namespace
+}  // namespace longhaul::testing
