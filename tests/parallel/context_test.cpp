@@ -21,7 +21,7 @@ constexpr SequenceSplit kSplits[] = {SequenceSplit::kContiguous, SequenceSplit::
 void on_context_ranks(int ranks, SequenceSplit split,
                       const std::function<void(int, const DsaContextParallel&)>& f) {
   test::run_ranks(ranks, [&](dtensor::World& world) {
-    const auto dims = parallel::ParallelDims::make(Layout{.cp = ranks}.config(), world);
+    const auto dims = parallel::ParallelDims::make(RankLayout{.cp = ranks}.config(), world);
     f(world.rank(), DsaContextParallel({.group = dims.mesh->shared_axis("cp"), .split = split}));
   });
 }
@@ -150,7 +150,7 @@ TEST(ContextParallelOfAJob, KindsByName) {
 
 TEST(ContextParallelOfAJob, AnotherKindAndAnotherSplit) {
   test::run_ranks(2, [](dtensor::World& world) {
-    const auto dims = parallel::ParallelDims::make(Layout{.cp = 2}.config(), world);
+    const auto dims = parallel::ParallelDims::make(RankLayout{.cp = 2}.config(), world);
     std::optional<parallel::ContextOptions> asked;
     const parallel::ContextParallelKinds kinds = {
         {"dsb", [&](const parallel::ContextOptions& options) {
@@ -181,7 +181,7 @@ TEST_P(ContextParallelModel, EqualsOneRank) {
   const Outcome expected = on_one_rank(job);
   for (const auto split : kSplits) {
     for (const auto& [dp, cp] : {std::pair{1, 2}, {1, 4}, {2, 2}}) {
-      const Layout layout = {.dp = dp, .cp = cp, .split = split};
+      const RankLayout layout = {.dp = dp, .cp = cp, .split = split};
       SCOPED_TRACE(layout.text());
       expect_same(on_ranks(layout, job), expected, 1e-11);
     }
@@ -204,7 +204,7 @@ TEST(ContextParallelModel, UnderFsdp) {
       job.settings.recompute_blocks = recompute;
       const Outcome expected = on_one_rank(job);
       for (const auto& [dp, cp] : {std::pair{1, 4}, {2, 2}}) {
-        const Layout layout = {.dp = dp, .cp = cp, .fsdp = true};
+        const RankLayout layout = {.dp = dp, .cp = cp, .fsdp = true};
         SCOPED_TRACE(layout.text());
         expect_same(on_ranks(layout, job), expected, 1e-11);
       }
