@@ -79,6 +79,14 @@ TEST_P(Variants, TrainLikeOneRank) {
 INSTANTIATE_TEST_SUITE_P(All, Variants, ::testing::ValuesIn(kVariants),
                          [](const auto& info) { return info.param.name; });
 
+// Over sockets, as processes would.
+TEST(LayoutRuns, TrainLikeOneRankThroughGloo) {
+  const LayoutJob job;
+  const Layout layout{.dp_replicate = 2, .dp_shard = 2};
+  job.train(layout, "run", {}, {.transport = test::Transport::kGloo});
+  expect_same(job.result("run"), one_rank({}));
+}
+
 TEST(LayoutRuns, TwoRunsAreBitEqual) {
   const Overrides fp32 = {"--training.dtype", "float32"};
   const Layout layout{.dp_replicate = 2, .dp_shard = 3};
