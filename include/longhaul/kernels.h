@@ -311,8 +311,7 @@ typedef struct longhaul_swiglu_grad_args {
 const char* longhaul_swiglu_grad(const longhaul_swiglu_grad_args* args);
 
 /* A run of rows for each of E groups, counts[e] of them, times the group's matrix. The runs follow
- * each other; rows behind the last one give 0. Transposed, it is the gradient of the rows. N and K
- * are multiples of 32. */
+ * each other; rows behind the last one give 0. Transposed, it is the gradient of the rows. */
 typedef struct longhaul_grouped_matmul_args {
   longhaul_dtype dtype;
   int transposed; /* 0: out = in weight^T, 1: out = in weight */

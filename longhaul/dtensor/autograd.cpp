@@ -20,8 +20,8 @@ struct Kept : torch::CustomClassHolder {
 };
 
 void keep(AutogradContext* ctx, Spec spec, at::IntArrayRef sizes) {
-  ctx->saved_data["kept"] = c10::IValue::make_capsule(
-      c10::make_intrusive<Kept>(std::move(spec), sizes.vec()));
+  ctx->saved_data["kept"] =
+      c10::IValue::make_capsule(c10::make_intrusive<Kept>(std::move(spec), sizes.vec()));
 }
 
 const Kept& kept(AutogradContext* ctx) {
@@ -108,8 +108,9 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
     if (!grads[0].defined()) return {Tensor(), Tensor()};
     const Kept& from = kept(ctx);
     const Tensor grad = as_dtensor(grads[0], from);
-    return {redistributed(grad, gradient_placements(from.spec.placements, spec_of(grad).placements)),
-            Tensor()};
+    return {
+        redistributed(grad, gradient_placements(from.spec.placements, spec_of(grad).placements)),
+        Tensor()};
   }
 };
 
@@ -154,8 +155,7 @@ Tensor distribute(const Tensor& whole, const Mesh& mesh, const Placements& place
 Tensor from_local(const Tensor& local, const Mesh& mesh, const Placements& placements,
                   at::OptionalIntArrayRef global_sizes) {
   check_placements(*mesh, placements, local.dim());
-  const auto sizes =
-      global_sizes ? global_sizes->vec() : whole_sizes(local, *mesh, placements);
+  const auto sizes = global_sizes ? global_sizes->vec() : whole_sizes(local, *mesh, placements);
   const auto expected = mesh->local_sizes(sizes, placements);
   LONGHAUL_CHECK(local.sizes() == at::IntArrayRef(expected),
                  "a part of sizes [{}] for a tensor of [{}] in {} on mesh {}; expected [{}]",
@@ -175,8 +175,8 @@ Tensor redistribute(const Tensor& x, const Placements& placements) {
 }
 
 Tensor full_tensor(const Tensor& x) {
-  return to_local(redistribute(
-      x, Placements(spec_of(x).placements.size(), Placement::replicate())));
+  return to_local(
+      redistribute(x, Placements(spec_of(x).placements.size(), Placement::replicate())));
 }
 
 std::vector<Tensor> local_map(const Mesh& mesh, const std::vector<LocalInput>& inputs,

@@ -41,8 +41,10 @@ class CollectiveError : public Error {
 // A collective under way. Its tensors may be neither read nor freed before wait() returns.
 class [[nodiscard]] Pending {
  public:
-  Pending();   // nothing to wait for
-  ~Pending();  // waits, and swallows what it would throw; gives up if an exception is under way
+  Pending();  // nothing to wait for
+  // Waits, and swallows what it would throw. While an exception unwinds this rank it gives the
+  // collective up, if it has not begun to move data and the transport can (threads).
+  ~Pending();
   Pending(Pending&&) noexcept;
   Pending& operator=(Pending&&) noexcept;  // waits for what it held, as the destructor does
 

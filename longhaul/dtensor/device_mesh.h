@@ -29,8 +29,12 @@ class DeviceMesh {
   explicit DeviceMesh(std::vector<std::shared_ptr<const Communicator>> axes);
   ~DeviceMesh();
 
-  // The mesh of some of the axes, in the order given. Error that lists the names for an unknown one.
+  // The mesh of some of the axes, in the order given. Error that lists the names for an unknown
+  // one.
   std::shared_ptr<const DeviceMesh> slice(const std::vector<std::string>& names) const;
+
+  // The same axes in the same order: slices made one by one are one mesh.
+  bool operator==(const DeviceMesh& other) const { return axes_ == other.axes_; }
 
   int num_axes() const { return static_cast<int>(axes_.size()); }
   const Communicator& axis(int i) const { return *axes_[static_cast<size_t>(i)]; }
@@ -45,7 +49,8 @@ class DeviceMesh {
     std::vector<int64_t> offsets, sizes;
   };
   Box local_box(at::IntArrayRef global_sizes, const Placements& placements) const;
-  std::vector<int64_t> local_sizes(at::IntArrayRef global_sizes, const Placements& placements) const;
+  std::vector<int64_t> local_sizes(at::IntArrayRef global_sizes,
+                                   const Placements& placements) const;
 
   // What the dispatcher has decided for operators on this mesh (dispatch.cpp).
   DispatchCache& cache() const { return *cache_; }

@@ -215,8 +215,8 @@ double cost_of(const c10::FunctionSchema& schema, const OpCall& call, const Stra
     const Placement& wanted = strategy.inputs[i];
     if (now == wanted) continue;
     if (plain || is_written(schema, call, i)) return std::numeric_limits<double>::infinity();
-    cost += redistribute_cost(x.numel() * static_cast<int64_t>(x.element_size()), ranks, now,
-                              wanted);
+    cost +=
+        redistribute_cost(x.numel() * static_cast<int64_t>(x.element_size()), ranks, now, wanted);
   }
   return cost;
 }
@@ -234,7 +234,8 @@ Strategy cheapest(const c10::OperatorHandle& op, const OpCall& call, const RuleE
       best = &strategy;
     }
   }
-  LONGHAUL_CHECK(best != nullptr, "{} has no way to compute on {} along axis {} of mesh {} (rule in {})",
+  LONGHAUL_CHECK(best != nullptr,
+                 "{} has no way to compute on {} along axis {} of mesh {} (rule in {})",
                  call.full_name(), describe_inputs(call), mesh.axis(static_cast<int>(axis)).axis(),
                  mesh.text(), entry.file);
   return *best;
@@ -288,7 +289,7 @@ const Mesh& mesh_of(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args) {
       return;
     }
     const Mesh& own = spec_of(x).mesh;
-    LONGHAUL_CHECK(mesh == nullptr || *mesh == own, "{}: DTensors on two meshes, {} and {}",
+    LONGHAUL_CHECK(mesh == nullptr || *mesh == own || **mesh == *own, "{}: DTensors on two meshes, {} and {}",
                    op.schema().name(), (*mesh)->text(), own->text());
     mesh = &own;
   };
@@ -386,6 +387,12 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
 
 TORCH_LIBRARY_IMPL(_, PrivateUse2, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+}
+
+// Differentiated by ops/matmul itself.
+TORCH_LIBRARY_IMPL(longhaul_model, AutogradPrivateUse2, m) {
+  m.impl("linear", torch::CppFunction::makeFallthrough());
+  m.impl("linear_grad", torch::CppFunction::makeFallthrough());
 }
 
 // A composite kernel would win over the fallback.

@@ -14,7 +14,7 @@ namespace longhaul::dtensor {
 struct Decision {
   std::vector<Placements> inputs;  // of the DTensors among the inputs, in order
   const struct RuleEntry* entry = nullptr;
-  bool redistributes = false;      // some input lies otherwise
+  bool redistributes = false;  // some input lies otherwise
   struct Output {
     Placements placements;
     std::vector<int64_t> sizes, strides;  // of the whole
@@ -27,7 +27,8 @@ class DispatchCache {
  public:
   using Key = c10::SmallVector<int64_t, 96>;
 
-  DispatchCache();  // in dispatch.cpp, so that whoever has a mesh has the dispatcher's registrations
+  DispatchCache();  // in dispatch.cpp, so that whoever has a mesh has the dispatcher's
+                    // registrations
 
   const Decision* find(const Key& key, uint64_t hash) const;
   const Decision& insert(const Key& key, uint64_t hash, Decision decision);

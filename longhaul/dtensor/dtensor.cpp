@@ -11,8 +11,7 @@
 namespace longhaul::dtensor {
 
 DTensorImpl::DTensorImpl(Tensor local, Spec spec, at::IntArrayRef sizes, at::IntArrayRef strides)
-    : TensorImpl(c10::DispatchKeySet(c10::DispatchKey::PrivateUse2), local.dtype(),
-                 local.device()),
+    : TensorImpl(c10::DispatchKeySet(c10::DispatchKey::PrivateUse2), local.dtype(), local.device()),
       local_(std::move(local)),
       spec_(std::move(spec)) {
   set_sizes_and_strides(sizes, strides);
@@ -59,8 +58,7 @@ const Tensor& local_of(const Tensor& x) { return impl_of(x).local(); }
 
 Tensor wrap(const Tensor& local, Spec spec, at::IntArrayRef global_sizes,
             at::IntArrayRef global_strides) {
-  return at::detail::make_tensor<DTensorImpl>(local, std::move(spec), global_sizes,
-                                              global_strides);
+  return at::detail::make_tensor<DTensorImpl>(local, std::move(spec), global_sizes, global_strides);
 }
 
 std::vector<int64_t> dense_strides(at::IntArrayRef sizes, const Tensor& ordered_like) {

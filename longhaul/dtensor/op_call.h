@@ -16,8 +16,8 @@ class OpCall {
  public:
   OpCall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args);
 
-  const std::string& name() const;     // "aten::add"
-  std::string full_name() const;       // "aten::add.Tensor"
+  const std::string& name() const;  // "aten::add"
+  std::string full_name() const;    // "aten::add.Tensor"
   c10::ArrayRef<c10::IValue> args() const { return args_; }
 
   // The defined tensors among the arguments, those of lists one after the other.
@@ -54,17 +54,17 @@ struct Strategy {
 // mesh: the number of pieces that its axes together may cut a dim into.
 using Rule = std::vector<Strategy> (*)(const OpCall& call, int64_t ranks);
 
-// Does the whole operator itself, where placements do not say it all. Arguments are on the stack and
-// results go there.
+// Does the whole operator itself, where placements do not say it all. Arguments are on the stack
+// and results go there.
 using Handler = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 struct RuleEntry {
   Rule rule = nullptr;
   Handler handler = nullptr;
-  int size_arg = -1;         // an argument that holds the sizes of result 0: made local
+  int size_arg = -1;  // an argument that holds the sizes of result 0: made local
   // Result 0 is laid out as the sum of the inputs would be: for operators without a Meta kernel.
   bool laid_out_as_sum = false;
-  const char* file = "";     // where the rule stands
+  const char* file = "";  // where the rule stands
 };
 
 // The rule for an operator; null if there is none.

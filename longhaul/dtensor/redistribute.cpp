@@ -122,8 +122,8 @@ Tensor step(const Tensor& local, int64_t from_total, const Placement& from, cons
 
 }  // namespace
 
-Tensor redistribute_local(const Tensor& local, at::IntArrayRef global_sizes,
-                          const DeviceMesh& mesh, const Placements& from, const Placements& to) {
+Tensor redistribute_local(const Tensor& local, at::IntArrayRef global_sizes, const DeviceMesh& mesh,
+                          const Placements& from, const Placements& to) {
   if (from == to) return local;
   const at::NoGradGuard no_grad;
   const size_t axes = from.size();
@@ -143,7 +143,8 @@ Tensor redistribute_local(const Tensor& local, at::IntArrayRef global_sizes,
     bool nested = false;  // in slices of an earlier axis that changes
     for (size_t j = 0; j < i; ++j) {
       if (from[j] == to[j]) continue;
-      nested |= now[i].is_shard() && (from[j].is_shard(now[i].dim()) || to[j].is_shard(now[i].dim()));
+      nested |=
+          now[i].is_shard() && (from[j].is_shard(now[i].dim()) || to[j].is_shard(now[i].dim()));
     }
     if (!leaves && !nested) continue;
     if (now[i].is_replicate()) continue;

@@ -9,8 +9,8 @@ namespace longhaul::dtensor {
 // `local` is this rank's part of a tensor of `global_sizes` in placements `from`; the result is its
 // part in `to`. Collective. Outside autograd. Nothing is copied where nothing changes. Partial
 // cannot be made out of anything else (Error).
-Tensor redistribute_local(const Tensor& local, at::IntArrayRef global_sizes,
-                          const DeviceMesh& mesh, const Placements& from, const Placements& to);
+Tensor redistribute_local(const Tensor& local, at::IntArrayRef global_sizes, const DeviceMesh& mesh,
+                          const Placements& from, const Placements& to);
 
 // What it costs along one axis of `ranks` ranks, in bytes that a rank sends, for a part-tensor of
 // `bytes` in all; a local cut counts a thousandth of its bytes. Infinite for what cannot be had.

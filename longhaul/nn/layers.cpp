@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "longhaul/ops/common.h"
+#include "longhaul/ops/distributed.h"
 #include "longhaul/ops/matmul/matmul.h"
 
 namespace longhaul::nn {
@@ -16,7 +17,20 @@ Linear::Linear(int64_t in_features, int64_t out_features, const TensorSpec& spec
   add_parameter("weight", weight, {out_features, in_features}, Init::kNormal, spec);
 }
 
-Tensor Linear::forward(const Tensor& x) const { return ops::linear(x, weight.to(x.scalar_type())); }
+Tensor Linear::forward(const Tensor& x) const {
+  return hooked({x}, [this](const std::vector<Tensor>& in) {
+    return ops::linear(in[0], weight.to(in[0].scalar_type()));
+  });
+}
+
+namespace {
+
+Tensor rows_of(const Tensor& weight, const Tensor& ids) {
+  if (!ops::is_distributed_tensor(weight)) return at::embedding(weight, ids);
+  return ops::distributed<Tensor(const Tensor&, const Tensor&)>("embedding").call(weight, ids);
+}
+
+}  // namespace
 
 Embedding::Embedding(int64_t vocab_size, int64_t dim, const TensorSpec& spec) {
   add_parameter("weight", weight, {vocab_size, dim}, Init::kNormal, exact(spec));
@@ -24,7 +38,7 @@ Embedding::Embedding(int64_t vocab_size, int64_t dim, const TensorSpec& spec) {
 
 Tensor Embedding::forward(const Tensor& ids, at::ScalarType compute_dtype) const {
   // Looked up before the cast: the gradient is then summed in the table's dtype.
-  return at::embedding(weight, ids).to(compute_dtype);
+  return rows_of(weight, ids).to(compute_dtype);
 }
 
 RMSNorm::RMSNorm(int64_t dim, double eps, const TensorSpec& spec) : eps_(eps) {

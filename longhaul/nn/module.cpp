@@ -18,6 +18,16 @@ std::vector<NamedParameter> Module::buffers() const {
   return out;
 }
 
+std::vector<NamedModule> Module::modules() {
+  std::vector<NamedModule> found = {{"", this}};
+  for (const auto& [name, child] : children_) {
+    for (auto& below : child->modules()) {
+      found.push_back({below.name.empty() ? name : name + "." + below.name, below.module});
+    }
+  }
+  return found;
+}
+
 std::vector<NamedKernel> Module::kernels() const {
   std::vector<NamedKernel> out;
   collect_kernels("", out);

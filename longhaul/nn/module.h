@@ -59,6 +59,13 @@ class ModuleHook {
   virtual Tensor after(Tensor output) = 0;
 };
 
+class Module;
+
+struct NamedModule {
+  std::string name;  // the path through the tree, without a dot at its end; empty: the root
+  Module* module;
+};
+
 class Module {
  public:
   Module() = default;
@@ -70,18 +77,24 @@ class Module {
   std::vector<NamedParameter> parameters() const;
   // Tensors that are state but not trained (the router's bias).
   std::vector<NamedParameter> buffers() const;
+  // This module and all below it.
+  std::vector<NamedModule> modules();
   // What converters may choose, of this module and its children.
   std::vector<NamedKernel> kernels() const;
 
-  // f(inputs), the forward pass of this module, with its hook around it. Whoever calls a module's
-  // forward() that may have a hook does it through here.
+  // f(inputs), the forward pass of this module, with its hooks around it, the first added
+  // outermost. A module that may have a hook computes through here, or is called through here.
   template <typename F>
   Tensor hooked(std::vector<Tensor> inputs, const F& f) const {
-    if (hook_ == nullptr) return f(inputs);
-    return hook_->after(f(hook_->before(std::move(inputs))));
+    for (auto* hook : hooks_) inputs = hook->before(std::move(inputs));
+    Tensor output = f(inputs);
+    for (auto hook = hooks_.rbegin(); hook != hooks_.rend(); ++hook)
+      output = (*hook)->after(output);
+    return output;
   }
-  // At most one, which must live as long as it is set; nullptr: none.
-  void set_hook(ModuleHook* hook) { hook_ = hook; }
+  // The hook must live until it is removed.
+  void add_hook(ModuleHook* hook) { hooks_.push_back(hook); }
+  void remove_hook(ModuleHook* hook) { std::erase(hooks_, hook); }
 
   // The tree for people: a line for each module with its operations and which kernel computes them,
   // and under it a line for each parameter and buffer with its sizes.
@@ -103,7 +116,7 @@ class Module {
   void collect_kernels(const std::string& path, std::vector<NamedKernel>& out) const;
   void describe(const std::string& name, int depth, std::string& out) const;
 
-  ModuleHook* hook_ = nullptr;
+  std::vector<ModuleHook*> hooks_;
   std::vector<NamedParameter> own_parameters_, own_buffers_;
   std::vector<std::pair<std::string, ops::Kernel*>> own_kernels_;
   std::vector<std::pair<std::string, Module*>> children_;

@@ -27,12 +27,31 @@ std::string expected_text(at::IntArrayRef sizes) {
 
 }  // namespace
 
+Tensor KeyRange::last() const {
+  if (last_BS.defined()) return last_BS;
+  return at::arange(first_BS.size(1), first_BS.options()).expand(first_BS.sizes());
+}
+
+void check_key_range(const KeyRange& range, at::IntArrayRef sizes_BS, int64_t num_keys,
+                     const char* what) {
+  check_shape(range.first_BS, sizes_BS, what);
+  if (range.last_BS.defined()) {
+    check_shape(range.last_BS, sizes_BS, what);
+  } else {
+    LONGHAUL_CHECK(num_keys == sizes_BS[1], "{}: {} keys, expected one for each of {} queries",
+                   what, num_keys, sizes_BS[1]);
+  }
+}
+
+Tensor visible_mask(const KeyRange& range, int64_t num_keys) {
+  check_dims(range.first_BS, 2, "doc_start");
+  const Tensor key_S = at::arange(num_keys, range.first_BS.options());
+  return (key_S >= range.first_BS.unsqueeze(-1)).logical_and_(key_S <= range.last().unsqueeze(-1));
+}
+
 Tensor visible_mask(const Tensor& doc_start_BS) {
   check_dims(doc_start_BS, 2, "doc_start");
-  const int64_t S = doc_start_BS.size(1);
-  const Tensor key_S = at::arange(S, doc_start_BS.options());
-  const Tensor causal_SS = key_S.unsqueeze(0) <= key_S.unsqueeze(1);
-  return (key_S >= doc_start_BS.unsqueeze(-1)).logical_and_(causal_SS);
+  return visible_mask(KeyRange(doc_start_BS), doc_start_BS.size(1));
 }
 
 int64_t keys_up_to_last(const Tensor& mask_BQS) {

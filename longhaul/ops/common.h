@@ -14,9 +14,27 @@ inline at::ScalarType wide_type(const Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// Key s is visible to query t if doc_start[t] <= s <= t, where doc_start_BS (int64) holds the index
-// of the first position of t's document, or t + 1 for padding, which sees nothing. Returns a bool
-// mask [B, S, S], true where visible.
+// The keys that each query sees: s with first <= s <= last, int64 [B, queries]. Padding sees none:
+// its first comes after its last. Without `last_BS` query t's last is t: causal attention, where
+// first_BS holds the index at which t's document starts, or t + 1 for padding. With it the queries
+// may be any of a sequence's, in any order.
+struct KeyRange {
+  KeyRange(const Tensor& doc_start_BS) : first_BS(doc_start_BS) {}  // NOLINT: implicit by design
+  KeyRange(const Tensor& first, const Tensor& last) : first_BS(first), last_BS(last) {}
+
+  Tensor last() const;  // [B, queries], given or not
+
+  Tensor first_BS, last_BS;
+};
+
+// Throws Error unless the range is one of [B, queries] within `num_keys` keys; without `last_BS`
+// there must be a key for each query.
+void check_key_range(const KeyRange& range, at::IntArrayRef sizes_BS, int64_t num_keys,
+                     const char* what);
+
+// Whether each query sees each of num_keys keys, bool [B, queries, num_keys].
+Tensor visible_mask(const KeyRange& range, int64_t num_keys);
+// As many keys as queries.
 Tensor visible_mask(const Tensor& doc_start_BS);
 
 // Queries that the references take at a time: a block needs only the keys up to the last one that

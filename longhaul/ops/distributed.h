@@ -10,16 +10,21 @@
 
 namespace longhaul::ops {
 
-inline bool is_distributed(const Tensor& x) {
+inline bool is_distributed_tensor(const Tensor& x) {
   return x.defined() && x.key_set().has_backend(c10::BackendComponent::PrivateUse2Bit);
 }
 
-// The operator of that name, for a call with distributed tensors.
+// longhaul_model::name.
+c10::OperatorHandle distributed_operator(const char* name);
+
+// The same, for a call with distributed tensors.
 template <typename Signature>
 c10::TypedOperatorHandle<Signature> distributed(const char* name) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow((std::string("longhaul_model::") + name).c_str(), "")
-      .typed<Signature>();
+  return distributed_operator(name).typed<Signature>();
+}
+
+inline std::optional<Tensor> given(const Tensor& x) {
+  return x.defined() ? std::optional(x) : std::nullopt;
 }
 
 }  // namespace longhaul::ops

@@ -21,12 +21,16 @@ Parameters take_parameters(const nn::Module& module, Parameters& rest) {
 
 std::vector<std::pair<Parameters, Group>> by_ranks(const Parameters& parameters,
                                                    const ParallelDims& dims) {
-  Parameters dense, experts;
+  Parameters dense, experts, routers;
   for (const auto& parameter : parameters) {
-    (deepseek_v3::is_routed_expert(parameter.name) ? experts : dense).push_back(parameter);
+    (deepseek_v3::is_routed_expert(parameter.name) ? experts
+     : deepseek_v3::is_router(parameter.name)      ? routers
+                                                   : dense)
+        .push_back(parameter);
   }
   std::vector<std::pair<Parameters, Group>> groups;
   if (!dense.empty()) groups.emplace_back(dense, dims.fsdp);
+  if (!routers.empty()) groups.emplace_back(routers, dims.tokens);
   if (!experts.empty()) groups.emplace_back(experts, dims.efsdp);
   return groups;
 }

@@ -75,9 +75,9 @@ class Fsdp::HookedUnit : public nn::ModuleHook {
                                             .compute_dtype = options.compute_dtype,
                                             .device = options.device}));
     }
-    unit_.module->set_hook(this);
+    unit_.module->add_hook(this);
   }
-  ~HookedUnit() override { unit_.module->set_hook(nullptr); }
+  ~HookedUnit() override { unit_.module->remove_hook(this); }
 
   std::vector<Tensor> before(std::vector<Tensor> inputs) override {
     unshard(in_backward());

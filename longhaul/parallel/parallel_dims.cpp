@@ -35,6 +35,7 @@ ParallelDims ParallelDims::make(const JobConfig& config, dtensor::World& world) 
   dims.all = flatten({"dp_replicate", "dp_shard", "cp", "tp"}, "all");
   dims.dp = flatten({"dp_replicate", "dp_shard"}, "dp");
   dims.fsdp = flatten({"dp_shard", "cp"}, "fsdp");
+  dims.tokens = flatten({"dp_shard", "cp", "tp"}, "tokens");
   dims.loss = flatten({"dp_replicate", "dp_shard", "cp"}, "loss");
   dims.efsdp = dtensor::flattened_axis(world, sparse, {"efsdp"}, "efsdp");
   dims.ep = dtensor::flattened_axis(world, sparse, {"ep"}, "ep");

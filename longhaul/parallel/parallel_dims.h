@@ -22,12 +22,13 @@ struct ParallelDims {
   dtensor::Mesh mesh;
 
   // Flattened axes of it.
-  Group all;    // every rank
-  Group dp;     // dp_replicate x dp_shard: the ranks that read different rows
-  Group fsdp;   // dp_shard x cp: the ranks that share the dense parameters
-  Group loss;   // dp_replicate x dp_shard x cp: the ranks whose losses and counts add up
-  Group efsdp;  // of dp_shard x cp x tp = efsdp x ep the ranks that share the same experts,
-  Group ep;     // and those that have different ones; ep varies fastest
+  Group all;     // every rank
+  Group dp;      // dp_replicate x dp_shard: the ranks that read different rows
+  Group fsdp;    // dp_shard x cp: the ranks that share the dense parameters
+  Group loss;    // dp_replicate x dp_shard x cp: the ranks whose losses and counts add up
+  Group tokens;  // dp_shard x cp x tp: the ranks of a copy, each of which routes other tokens
+  Group efsdp;   // of dp_shard x cp x tp = efsdp x ep the ranks that share the same experts,
+  Group ep;      // and those that have different ones; ep varies fastest
 
   // The copies of the (sharded) parameters.
   const dtensor::Communicator& replicate() const { return mesh->axis("dp_replicate"); }

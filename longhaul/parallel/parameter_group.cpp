@@ -20,10 +20,11 @@ Tensor local_part(const Tensor& parameter) {
 
 // A leaf like `parameter` whose local part is `local`, with the same memory.
 Tensor with_local_part(const Tensor& parameter, const Tensor& local) {
-  Tensor leaf = dtensor::is_dtensor(parameter)
-                    ? dtensor::wrap(local, dtensor::spec_of(parameter), parameter.sizes(),
-                                    parameter.strides())
-                    : local.variable_data();
+  // With a version counter of its own: filling the memory again is no change that autograd sees.
+  Tensor leaf = local.variable_data();
+  if (dtensor::is_dtensor(parameter)) {
+    leaf = dtensor::wrap(leaf, dtensor::spec_of(parameter), parameter.sizes(), parameter.strides());
+  }
   return leaf.set_requires_grad(parameter.requires_grad());
 }
 

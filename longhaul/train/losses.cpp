@@ -17,9 +17,8 @@ Objective compute_objective(const deepseek_v3::Model& model, const deepseek_v3::
                             const deepseek_v3::GlobalCounts& counts, double mtp_weight) {
   Objective objective;
   for (size_t i = 0; i < hidden.size(); ++i) {
-    const at::Tensor sum =
-        ops::linear_cross_entropy(hidden[i].flatten(0, 1), model.lm_head().weight,
-                                  batch.towers[i].labels.flatten(), model.loss_kernel());
+    const at::Tensor sum = ops::linear_cross_entropy(hidden[i], model.lm_head().weight,
+                                                     batch.towers[i].labels, model.loss_kernel());
     const at::Tensor mean = sum / static_cast<double>(std::max<int64_t>(counts.labels[i], 1));
     objective.by_tower.push_back(mean.detach());
     const at::Tensor weighted = mean * tower_weight(i, hidden.size() - 1, mtp_weight);

@@ -1,4 +1,5 @@
-// Pieces of the DTensor tests: wholes that every rank makes alike, and their parts in any placement.
+// Pieces of the DTensor tests: wholes that every rank makes alike, and their parts in any
+// placement.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -54,8 +54,8 @@ TEST(DTensor, FromLocalAndToLocalCarryGradients) {
 
 TEST(DTensor, TermsOfAGradientStayTermsUntilTheyMustBeReduced) {
   on_two_ranks([](World& world, const Mesh& mesh) {
-    const Tensor w = dtensor::distribute(normal({4, 4}, 3), mesh, {Placement::replicate()})
-                         .requires_grad_();
+    const Tensor w =
+        dtensor::distribute(normal({4, 4}, 3), mesh, {Placement::replicate()}).requires_grad_();
     const Tensor x = dtensor::distribute(normal({6, 4}, 4), mesh, {Placement::shard(0)});
     world.log().clear();
     torch::autograd::backward({at::mm(x, w).sum()}, {});
@@ -96,17 +96,19 @@ TEST(DTensor, ErrorsNameOperatorPlacementsAndPlace) {
     EXPECT_THAT(error_of([&] { static_cast<void>(at::linalg_inv(x)); }),
                 AllOf(HasSubstr("no sharding rule for aten::"), HasSubstr("[4, 4] (Shard(0))"),
                       HasSubstr("longhaul/dtensor/rules")));
-    EXPECT_THAT(error_of([&] { static_cast<void>(x + normal({4, 4}, 9)); }),
-                AllOf(HasSubstr("aten::add"), HasSubstr("plain tensor [4, 4] beside a DTensor")));
     EXPECT_THAT(error_of([&] {
-                  static_cast<void>(
-                      dtensor::from_local(normal({4, 4}, 9), mesh, {Placement::shard(2)}));
+                  static_cast<void>(x + normal({4, 4}, 9));
                 }),
-                HasSubstr("Shard(2) of a tensor with 2 dims"));
+                AllOf(HasSubstr("aten::add"), HasSubstr("plain tensor [4, 4] beside a DTensor")));
+    EXPECT_THAT(
+        error_of([&] {
+          static_cast<void>(dtensor::from_local(normal({4, 4}, 9), mesh, {Placement::shard(2)}));
+        }),
+        HasSubstr("Shard(2) of a tensor with 2 dims"));
     const std::vector<int64_t> sizes = {9, 4};
     EXPECT_THAT(error_of([&] {
-                  static_cast<void>(dtensor::from_local(normal({3, 4}, 9), mesh,
-                                                        {Placement::shard(0)}, sizes));
+                  static_cast<void>(
+                      dtensor::from_local(normal({3, 4}, 9), mesh, {Placement::shard(0)}, sizes));
                 }),
                 HasSubstr("expected ["));
     EXPECT_THAT(error_of([&] { static_cast<void>(dtensor::local_of(normal({2}, 1))); }),
@@ -125,16 +127,14 @@ TEST(DTensor, WritingIntoAnotherPlacementIsAnError) {
 TEST(LocalMap, ComputesOnPartsWithGradients) {
   on_two_ranks([](World&, const Mesh& mesh) {
     const Tensor whole = normal({6, 4}, 11), scale = normal({4}, 12);
-    const Tensor x =
-        dtensor::distribute(whole, mesh, {Placement::replicate()}).requires_grad_();
-    const Tensor w =
-        dtensor::distribute(scale, mesh, {Placement::replicate()}).requires_grad_();
-    const auto y = dtensor::local_map(
-        mesh,
-        {{x, {Placement::shard(0)}, {Placement::shard(0)}},
-         {w, {Placement::replicate()}, {Placement::partial()}}},
-        {{{Placement::shard(0)}, {}}},
-        [](std::vector<Tensor> parts) { return std::vector<Tensor>{parts[0] * parts[1]}; });
+    const Tensor x = dtensor::distribute(whole, mesh, {Placement::replicate()}).requires_grad_();
+    const Tensor w = dtensor::distribute(scale, mesh, {Placement::replicate()}).requires_grad_();
+    const auto y = dtensor::local_map(mesh,
+                                      {{x, {Placement::shard(0)}, {Placement::shard(0)}},
+                                       {w, {Placement::replicate()}, {Placement::partial()}}},
+                                      {{{Placement::shard(0)}, {}}}, [](std::vector<Tensor> parts) {
+                                        return std::vector<Tensor>{parts[0] * parts[1]};
+                                      });
     torch::autograd::backward({dtensor::full_tensor(y[0].square()).sum()}, {});
     EXPECT_LE((whole_of(x.grad()) - 2 * whole * scale.square()).abs().max().item<double>(), 1e-12);
     EXPECT_LE((whole_of(w.grad()) - (2 * whole.square() * scale).sum(0)).abs().max().item<double>(),
@@ -158,7 +158,9 @@ TEST(DeviceMesh, NamesAndSlices) {
                 AllOf(HasSubstr("no mesh axis \"cp\""), HasSubstr("dp 3 x tp 2")));
   });
   run_ranks(2, [](World& world) {
-    EXPECT_THAT(error_of([&] { DeviceMesh::make(world, {{"dp", 3}}); }),
+    EXPECT_THAT(error_of([&] {
+                  DeviceMesh::make(world, {{"dp", 3}});
+                }),
                 AllOf(HasSubstr("has 3 ranks"), HasSubstr("there are 2")));
   });
 }

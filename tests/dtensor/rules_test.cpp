@@ -46,11 +46,13 @@ std::vector<Case> pointwise_cases() {
        [](const Inputs& x) { return at::where(x[0].gt(0), x[0], x[1]); }},
       {"masked_fill", {{4, 5}}, [](const Inputs& x) { return x[0].masked_fill(x[0].gt(0), 0.5); }},
       {"clamp", {{4, 5}}, [](const Inputs& x) { return x[0].clamp(-0.5, 0.5); }},
-      {"to float and back", {{4, 5}}, [](const Inputs& x) {
-         return x[0].to(at::kFloat).to(at::kDouble);
-       }},
+      {"to float and back",
+       {{4, 5}},
+       [](const Inputs& x) { return x[0].to(at::kFloat).to(at::kDouble); }},
       {"square of exp", {{3, 2}}, [](const Inputs& x) { return x[0].exp().square(); }},
-      {"in place", {{4, 5}, {4, 5}}, [](const Inputs& x) {
+      {"in place",
+       {{4, 5}, {4, 5}},
+       [](const Inputs& x) {
          Tensor y = x[0] * 2;
          y.add_(x[0]);
          return y * x[1];
@@ -60,30 +62,64 @@ std::vector<Case> pointwise_cases() {
 
 std::vector<Case> view_cases() {
   return {
-      {"view join", {{4, 3, 5}}, [](const Inputs& x) { return x[0].reshape({12, 5}) * 2; }},
-      {"view split", {{12, 5}}, [](const Inputs& x) { return x[0].view({6, 2, 5}); }},
-      {"view split uneven", {{10, 5}}, [](const Inputs& x) { return x[0].view({5, 2, 5}); }},
-      {"view with ones", {{6, 5}}, [](const Inputs& x) { return x[0].view({1, 6, 1, 5}); }},
-      {"view heads", {{2, 3, 12}}, [](const Inputs& x) { return x[0].view({2, 3, 6, 2}); }},
+      {"view join",
+       {{4, 3, 5}},
+       [](const Inputs& x) {
+         return x[0].reshape({12, 5}) * 2;
+       }},
+      {"view split",
+       {{12, 5}},
+       [](const Inputs& x) {
+         return x[0].view({6, 2, 5});
+       }},
+      {"view split uneven",
+       {{10, 5}},
+       [](const Inputs& x) {
+         return x[0].view({5, 2, 5});
+       }},
+      {"view with ones",
+       {{6, 5}},
+       [](const Inputs& x) {
+         return x[0].view({1, 6, 1, 5});
+       }},
+      {"view heads",
+       {{2, 3, 12}},
+       [](const Inputs& x) {
+         return x[0].view({2, 3, 6, 2});
+       }},
       {"transpose", {{4, 3, 5}}, [](const Inputs& x) { return x[0].transpose(0, 2); }},
       {"transpose, reshape",
        {{4, 3, 6}},
-       [](const Inputs& x) { return x[0].transpose(0, 1).reshape({3, 24}); }},
-      {"permute", {{4, 3, 5}}, [](const Inputs& x) { return x[0].permute({2, 0, 1}); }},
+       [](const Inputs& x) {
+         return x[0].transpose(0, 1).reshape({3, 24});
+       }},
+      {"permute",
+       {{4, 3, 5}},
+       [](const Inputs& x) {
+         return x[0].permute({2, 0, 1});
+       }},
       {"t", {{4, 3}}, [](const Inputs& x) { return x[0].t(); }},
       {"unsqueeze", {{4, 3}}, [](const Inputs& x) { return x[0].unsqueeze(1); }},
       {"squeeze", {{4, 1, 3}}, [](const Inputs& x) { return x[0].squeeze(1); }},
-      {"expand", {{4, 1, 3}}, [](const Inputs& x) { return x[0].expand({2, 4, 5, 3}); }},
+      {"expand",
+       {{4, 1, 3}},
+       [](const Inputs& x) {
+         return x[0].expand({2, 4, 5, 3});
+       }},
       {"slice", {{6, 5}}, [](const Inputs& x) { return x[0].slice(0, 1, 5, 2); }},
       {"narrow last", {{6, 5}}, [](const Inputs& x) { return x[0].narrow(-1, 1, 3); }},
       {"select", {{6, 5, 4}}, [](const Inputs& x) { return x[0].select(1, 2); }},
-      {"split", {{6, 5}}, [](const Inputs& x) {
+      {"split",
+       {{6, 5}},
+       [](const Inputs& x) {
          const auto parts = x[0].split_with_sizes({2, 3}, 1);
          return at::cat({parts[1] * 2, parts[0]}, 1);
        }},
       {"contiguous",
        {{4, 3, 5}},
-       [](const Inputs& x) { return x[0].transpose(1, 2).contiguous().view({4, 15}); }},
+       [](const Inputs& x) {
+         return x[0].transpose(1, 2).contiguous().view({4, 15});
+       }},
       {"detach", {{4, 3}}, [](const Inputs& x) { return x[0].detach(); }, false},
   };
 }
@@ -91,9 +127,9 @@ std::vector<Case> view_cases() {
 std::vector<Case> product_cases() {
   return {
       {"mm", {{4, 6}, {6, 5}}, [](const Inputs& x) { return at::mm(x[0], x[1]); }},
-      {"mm of transposed", {{6, 4}, {5, 6}}, [](const Inputs& x) {
-         return at::mm(x[0].t(), x[1].t());
-       }},
+      {"mm of transposed",
+       {{6, 4}, {5, 6}},
+       [](const Inputs& x) { return at::mm(x[0].t(), x[1].t()); }},
       {"bmm", {{3, 4, 6}, {3, 6, 5}}, [](const Inputs& x) { return at::bmm(x[0], x[1]); }},
       {"matmul 3D", {{2, 4, 6}, {6, 5}}, [](const Inputs& x) { return at::matmul(x[0], x[1]); }},
       {"outer", {{4}, {5}}, [](const Inputs& x) { return x[0].unsqueeze(1) * x[1]; }},
@@ -104,7 +140,11 @@ std::vector<Case> reduction_cases() {
   return {
       {"sum", {{4, 5}}, [](const Inputs& x) { return x[0].sum(); }},
       {"sum dim", {{4, 5, 3}}, [](const Inputs& x) { return x[0].sum(1); }},
-      {"sum keepdim", {{4, 5, 3}}, [](const Inputs& x) { return x[0].sum(at::IntArrayRef{0, 2}, true); }},
+      {"sum keepdim",
+       {{4, 5, 3}},
+       [](const Inputs& x) {
+         return x[0].sum(at::IntArrayRef{0, 2}, true);
+       }},
       {"mean", {{4, 6}}, [](const Inputs& x) { return x[0].mean(); }},
       {"mean uneven", {{5, 7}}, [](const Inputs& x) { return x[0].mean(0); }},
       {"amax", {{4, 6}}, [](const Inputs& x) { return x[0].amax(-1); }},
@@ -114,27 +154,41 @@ std::vector<Case> reduction_cases() {
       {"cumsum", {{4, 6}}, [](const Inputs& x) { return x[0].cumsum(1); }},
       // Autograd scatters its gradient into a new plain tensor.
       {"topk", {{4, 6}}, [](const Inputs& x) { return std::get<0>(x[0].topk(2, 1)); }, false},
-      {"layer_norm", {{2, 4, 6}, {6}, {6}}, [](const Inputs& x) {
-         return at::layer_norm(x[0], {6}, x[1], x[2], 1e-6);
-       }},
+      {"layer_norm",
+       {{2, 4, 6}, {6}, {6}},
+       [](const Inputs& x) { return at::layer_norm(x[0], {6}, x[1], x[2], 1e-6); }},
       {"tril", {{3, 4, 4}}, [](const Inputs& x) { return x[0].tril(); }},
   };
 }
 
 std::vector<Case> index_cases() {
   return {
-      {"cat", {{4, 3}, {4, 2}}, [](const Inputs& x) { return at::cat({x[0], x[1]}, 1); }},
-      {"stack", {{4, 3}, {4, 3}}, [](const Inputs& x) { return at::stack({x[0], x[1]}, 1); }},
-      {"gather", {{4, 6}, {4, 6}}, [](const Inputs& x) {
-         return x[0].gather(1, x[1].abs().mul(2).clamp(0, 5).to(at::kLong));
+      {"cat",
+       {{4, 3}, {4, 2}},
+       [](const Inputs& x) {
+         return at::cat({x[0], x[1]}, 1);
        }},
-      {"index_select", {{6, 4}, {5}}, [](const Inputs& x) {
+      {"stack",
+       {{4, 3}, {4, 3}},
+       [](const Inputs& x) {
+         return at::stack({x[0], x[1]}, 1);
+       }},
+      {"gather",
+       {{4, 6}, {4, 6}},
+       [](const Inputs& x) { return x[0].gather(1, x[1].abs().mul(2).clamp(0, 5).to(at::kLong)); }},
+      {"index_select",
+       {{6, 4}, {5}},
+       [](const Inputs& x) {
          return x[0].index_select(0, x[1].abs().mul(2).clamp(0, 5).to(at::kLong));
        }},
-      {"embedding", {{7, 4}, {2, 6}}, [](const Inputs& x) {
+      {"embedding",
+       {{7, 4}, {2, 6}},
+       [](const Inputs& x) {
          return at::embedding(x[0], x[1].abs().mul(3).clamp(0, 6).to(at::kLong));
        }},
-      {"scatter_add", {{4, 6}, {4, 6}}, [](const Inputs& x) {
+      {"scatter_add",
+       {{4, 6}, {4, 6}},
+       [](const Inputs& x) {
          const Tensor index = x[1].abs().mul(2).clamp(0, 5).to(at::kLong);
          return at::zeros_like(x[0]).scatter_add(1, index, x[0]);
        }},
@@ -187,8 +241,7 @@ void check(const Case& c, const Mesh& mesh, const Inputs& wholes, const Expected
   for (size_t i = 0; i < leaves.size(); ++i) {
     ASSERT_EQ(leaves[i].grad().defined(), expected.grads[i].defined()) << "gradient " << i;
     if (leaves[i].grad().defined()) {
-      expect_near(whole_of(leaves[i].grad()), expected.grads[i],
-                  "gradient " + std::to_string(i));
+      expect_near(whole_of(leaves[i].grad()), expected.grads[i], "gradient " + std::to_string(i));
     }
   }
 }

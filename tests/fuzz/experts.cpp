@@ -11,8 +11,8 @@ struct Groups {
 Groups groups(Case& c) {
   Groups s = {};
   s.M = c.size(0, c.rarely() ? 1100 : 40, {-1, Case::kLowest});
-  s.N = c.columns();
-  s.K = c.columns();
+  s.N = c.size(1, 70, {0, Case::kLowest});
+  s.K = c.size(1, 70, {0, Case::kLowest});
   s.E = c.size(0, 6, {-1, Case::kLowest});
   return s;
 }

@@ -61,9 +61,8 @@ std::vector<std::string> without_gradient(const v3::ModelConfig& config,
   at::Tensor total;
   for (size_t i = 0; i < hidden.size(); ++i) {
     EXPECT_EQ(hidden[i].sizes(), at::IntArrayRef({2, S, config.hidden_size}));
-    const auto loss = ops::linear_cross_entropy(hidden[i].flatten(0, 1),
-                                                model.lm_head().weight.to(hidden[i].scalar_type()),
-                                                batch.towers[i].labels.flatten());
+    const auto loss = ops::linear_cross_entropy(
+        hidden[i], model.lm_head().weight.to(hidden[i].scalar_type()), batch.towers[i].labels);
     total = i == 0 ? loss : total + loss;
   }
   backward(total);

@@ -73,13 +73,6 @@ Evaluated2 attend(const Case& c, const Inputs& inputs, at::ScalarType type, Kern
   return {result, torch::autograd::grad({(result.out_BSHV * d_out.to(type)).sum()}, leaves)};
 }
 
-// Relative, but by element of size 1 where less is expected: with one key in a row dS vanishes.
-double frobenius(const at::Tensor& actual, const at::Tensor& expected) {
-  const auto e = expected.to(at::kDouble), d = actual.to(at::kDouble) - e;
-  const double scale = e.norm().item<double>(), error = d.norm().item<double>();
-  return error / std::max(scale, std::sqrt(static_cast<double>(e.numel())));
-}
-
 class FusedDense : public FusedKernels<at::ScalarType> {
  protected:
   static at::ScalarType dtype() { return GetParam(); }

@@ -82,13 +82,6 @@ class FusedDsa : public FusedKernels<at::ScalarType> {
   }
 };
 
-// Relative, but by element of size 1 where less is expected: with one key in a row dS vanishes.
-double frobenius(const at::Tensor& actual, const at::Tensor& expected) {
-  const auto e = expected.to(at::kDouble), d = actual.to(at::kDouble) - e;
-  const double scale = e.norm().item<double>(), error = d.norm().item<double>();
-  return error / std::max(scale, std::sqrt(static_cast<double>(e.numel())));
-}
-
 ops::AttentionOptions options(const Case& c, Kernel kernel) {
   return {.scale = 0.3,
           .value_dim = c.C,

@@ -14,7 +14,8 @@ std::vector<Strategy> like(const OpCall& call, int64_t /*ranks*/) {
   for (int64_t dim = 0; dim < call.input(0).dim(); ++dim) {
     strategies.push_back(uniform(call, Placement::shard(dim)));
   }
-  for (const auto reduction : {Reduction::kSum, Reduction::kAvg, Reduction::kMax, Reduction::kMin}) {
+  for (const auto reduction :
+       {Reduction::kSum, Reduction::kAvg, Reduction::kMax, Reduction::kMin}) {
     strategies.push_back({{Placement::partial(reduction)}, {Placement::replicate()}});
   }
   return strategies;
@@ -40,8 +41,8 @@ void new_empty_strided(const c10::OperatorHandle& op, torch::jit::Stack& stack) 
                  fmt::join(self.sizes(), ", "));
   const Tensor& local = local_of(self);
   const Tensor order = at::empty_strided(sizes, strides, local.options().device(at::kMeta));
-  Tensor part = at::empty_strided(local.sizes(), dense_strides(local.sizes(), order),
-                                  local.options());
+  Tensor part =
+      at::empty_strided(local.sizes(), dense_strides(local.sizes(), order), local.options());
   const Tensor result = wrap(part, spec_of(self), sizes, dense_strides(sizes, order));
   torch::jit::drop(stack, num_args);
   stack.emplace_back(result);

@@ -66,7 +66,8 @@ std::vector<Strategy> embedding(const OpCall& call, int64_t /*ranks*/) {
 // dy, ids: each slice of the ids gives a term of the table's gradient.
 std::vector<Strategy> embedding_backward(const OpCall& call, int64_t /*ranks*/) {
   const int64_t dims = call.input(1).dim();
-  std::vector<Strategy> strategies = {replicated(call), {{cut(dims), whole()}, {cut(1)}},
+  std::vector<Strategy> strategies = {replicated(call),
+                                      {{cut(dims), whole()}, {cut(1)}},
                                       {{Placement::partial(), whole()}, {Placement::partial()}}};
   for (int64_t d = 0; d < dims; ++d) {
     strategies.push_back({{cut(d), cut(d)}, {Placement::partial()}});

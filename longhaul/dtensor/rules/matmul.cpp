@@ -60,8 +60,8 @@ std::vector<Strategy> linear_grad(const OpCall& call, int64_t /*ranks*/) {
 void add_matmul_rules(RuleTable& table) {
   table["aten::mm"] = {.rule = mm, .file = __FILE__};
   table["aten::bmm"] = {.rule = bmm, .file = __FILE__};
-  table["longhaul::linear"] = {.rule = linear, .file = __FILE__};
-  table["longhaul::linear_grad"] = {.rule = linear_grad, .file = __FILE__};
+  table["longhaul_model::linear"] = {.rule = linear, .file = __FILE__};
+  table["longhaul_model::linear_grad"] = {.rule = linear_grad, .file = __FILE__};
 }
 
 }  // namespace longhaul::dtensor

@@ -1,7 +1,10 @@
-// Operators that reduce, scan or normalise along dims. A cut of a reduced dim leaves terms where the
-// reduction can be made of parts; a dim that is scanned or normalised must be whole.
+// Operators that reduce, scan or normalise along dims. A cut of a reduced dim leaves terms where
+// the reduction can be made of parts; a dim that is scanned or normalised must be whole.
+#include <ATen/ATen.h>
+
 #include <algorithm>
 
+#include "longhaul/dtensor/dtensor.h"
 #include "longhaul/dtensor/rules/rules.h"
 
 namespace longhaul::dtensor {
@@ -109,6 +112,12 @@ std::vector<Strategy> triangle(const OpCall& call, int64_t /*ranks*/) {
   return strategies;
 }
 
+// A number for the program: all ranks must ask for it.
+void local_scalar(const c10::OperatorHandle& /*op*/, torch::jit::Stack& stack) {
+  const Tensor x = torch::jit::pop(stack).toTensor();
+  stack.emplace_back(full_tensor(x).item());
+}
+
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
@@ -129,6 +138,7 @@ void add_reduction_rules(RuleTable& table) {
                    "prod.dim_int"});
   add(all_whole, {"any", "all"});
   add(along<1>, {"_softmax", "_log_softmax", "cumsum", "cumprod", "sort"});
+  table["aten::_local_scalar_dense"] = {.handler = local_scalar, .file = __FILE__};
   table["aten::flip"] = {.rule = flip, .laid_out_as_sum = true, .file = __FILE__};
   add(along<2>, {"_softmax_backward_data", "_log_softmax_backward_data", "topk", "sort.stable"});
   add(triangle, {"tril", "triu"});

@@ -11,7 +11,8 @@ namespace {
 // must be whole.
 std::vector<Strategy> mapped(const OpCall& call, const std::vector<int64_t>& to) {
   std::vector<Strategy> strategies = {replicated(call)};
-  for (const auto reduction : {Reduction::kSum, Reduction::kAvg, Reduction::kMax, Reduction::kMin}) {
+  for (const auto reduction :
+       {Reduction::kSum, Reduction::kAvg, Reduction::kMax, Reduction::kMin}) {
     strategies.push_back(uniform(call, Placement::partial(reduction)));
   }
   for (size_t dim = 0; dim < to.size(); ++dim) {

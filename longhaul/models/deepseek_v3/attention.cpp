@@ -15,13 +15,6 @@ namespace {
 // The latent norms keep their own epsilon, whatever rms_norm_eps says.
 constexpr double kLatentNormEps = 1e-6;
 
-// x [B, S, H, I] times weight [H, I, O] head by head: [B, S, H, O].
-Tensor by_head(const Tensor& x_BSHI, const Tensor& weight_HIO) {
-  const int64_t B = x_BSHI.size(0), S = x_BSHI.size(1), H = x_BSHI.size(2);
-  const Tensor x_HTI = x_BSHI.reshape({B * S, H, -1}).transpose(0, 1);
-  return ops::bmm(x_HTI, weight_HIO).transpose(0, 1).reshape({B, S, H, -1});
-}
-
 }  // namespace
 
 Attention::Attention(int64_t layer, const ModelConfig& config, const ModelSettings& settings)
@@ -62,8 +55,9 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
                           const ForwardContext& ctx) const {
   const Queries q = project_queries(x_BSD, sequence.rope);
   const auto kv = kv_a_proj_with_mqa_.forward(x_BSD).split_with_sizes({latent_, rope_}, -1);
-  const Tensor latent_BSC = kv_a_layernorm_.forward(kv[0]);
-  const Tensor k_rope_BSR = rotate(kv[1], sequence.rope);
+  Tensor latent_BSC = kv_a_layernorm_.forward(kv[0]);
+  Tensor k_rope_BSR = rotate(kv[1], sequence.rope);
+  if (sequence.cut != nullptr) gather_keys(*sequence.cut, latent_BSC, k_rope_BSR);
   const Operands operands = form_ == MlaForm::kAbsorbed ? absorbed(q, latent_BSC, k_rope_BSR)
                                                         : expanded(q, latent_BSC, k_rope_BSR);
 
@@ -72,6 +66,9 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
   ops::IndexerSelection selection;
   if (learn || stage_ == IndexerStage::kSparse) {
     indexer_inputs = indexer_->forward(x_BSD, q.latent_BSQ, sequence.rope);
+    if (sequence.cut != nullptr) {
+      indexer_inputs.key_BSD = sequence.cut->gather(indexer_inputs.key_BSD);
+    }
     if (ctx.probe) {
       ctx.probe("indexer_query", layer_, indexer_inputs.query_BSHD);
       ctx.probe("indexer_key", layer_, indexer_inputs.key_BSD);
@@ -80,7 +77,7 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
   }
   if (stage_ == IndexerStage::kSparse) {
     const auto select = [&] {
-      selection = indexer_->select(indexer_inputs, *sequence.slots, dsa_kernel_);
+      selection = indexer_->select(indexer_inputs, sequence.visible_keys(), dsa_kernel_);
       return selection.indices_BSK;
     };
     auto* decisions = ctx.decisions;
@@ -125,6 +122,15 @@ Tensor Attention::rotate(const Tensor& x, const RopeTable& rope) const {
   return ops::rotary_mul(x, rope.cos, rope.sin, ops::RotaryMode::kInterleaved, rope_kernel_);
 }
 
+// Before the keys are expanded: of all that attention needs of the other slices these are the
+// narrowest rows.
+void Attention::gather_keys(const SequenceCut& cut, Tensor& latent_BSC, Tensor& k_rope_BSR) const {
+  const auto whole =
+      cut.gather(at::cat({latent_BSC, k_rope_BSR}, -1)).split_with_sizes({latent_, rope_}, -1);
+  latent_BSC = whole[0];
+  k_rope_BSR = whole[1];
+}
+
 Tensor Attention::kv_b_by_head(at::ScalarType dtype) const {
   return kv_b_proj_.weight.to(dtype).view({heads_, nope_ + value_, latent_});
 }
@@ -133,7 +139,7 @@ Tensor Attention::kv_b_by_head(at::ScalarType dtype) const {
 Attention::Operands Attention::absorbed(const Queries& q, const Tensor& latent_BSC,
                                         const Tensor& k_rope_BSR) const {
   const Tensor w_uk_HNC = kv_b_by_head(latent_BSC.scalar_type()).narrow(1, 0, nope_);
-  return {at::cat({by_head(q.nope_BSHN, w_uk_HNC), q.rope_BSHR}, -1),
+  return {at::cat({ops::linear_by_head(q.nope_BSHN, w_uk_HNC), q.rope_BSHR}, -1),
           at::cat({latent_BSC, k_rope_BSR}, -1), Tensor()};
 }
 
@@ -149,7 +155,7 @@ Attention::Operands Attention::expanded(const Queries& q, const Tensor& latent_B
 
 Tensor Attention::values_from_latents(const Tensor& latents_BSHC) const {
   const Tensor w_uv_HVC = kv_b_by_head(latents_BSHC.scalar_type()).narrow(1, nope_, value_);
-  return by_head(latents_BSHC, w_uv_HVC.transpose(1, 2));
+  return ops::linear_by_head(latents_BSHC, w_uv_HVC.transpose(1, 2));
 }
 
 ops::AttentionResult Attention::attend(const Operands& operands, const Tensor& indices,
@@ -164,20 +170,37 @@ ops::AttentionResult Attention::attend(const Operands& operands, const Tensor& i
     return ops::sparse_flash_attention(operands.query, operands.key, operands.value, indices,
                                        options);
   }
-  return ops::flash_attention(operands.query, operands.key, operands.value,
-                              sequence.slots->doc_start, options);
+  return ops::flash_attention(operands.query, operands.key, operands.value, sequence.visible_keys(),
+                              options);
 }
 
 Tensor Attention::dense_indexer_loss(const ops::IndexerInputs& inputs, const Operands& operands,
                                      const ops::AttentionResult& attention,
                                      const Sequence& sequence) const {
-  return ops::dense_indexer_kl_loss(inputs,
-                                    {.query_BSHD = operands.query,
+  const ops::AttentionState state = {.query_BSHD = operands.query,
                                      .key = operands.key,
                                      .softmax_max = attention.softmax_max,
                                      .softmax_sum = attention.softmax_sum,
-                                     .scale = scale_},
-                                    sequence.slots->doc_start, {.kernel = dsa_kernel_});
+                                     .scale = scale_};
+  const ops::DenseLossOptions options = {.kernel = dsa_kernel_};
+  if (sequence.cut == nullptr) {
+    return ops::dense_indexer_kl_loss(inputs, state, sequence.slots->doc_start, options);
+  }
+  Tensor sum;
+  for (const SliceRun& run : sequence.cut->runs()) {
+    const auto own = [&](const Tensor& x) { return x.narrow(1, run.slot, run.count); };
+    const Tensor loss = ops::dense_indexer_kl_loss(
+        {own(inputs.query_BSHD), inputs.key_BSD, own(inputs.weights_BSH)},
+        {.query_BSHD = own(state.query_BSHD),
+         .key = state.key,
+         .softmax_max = own(state.softmax_max),
+         .softmax_sum = own(state.softmax_sum),
+         .scale = state.scale,
+         .first_query = run.position},
+        sequence.slots->whole_doc_start, options);
+    sum = sum.defined() ? sum + loss : loss;
+  }
+  return sum;
 }
 
 Tensor Attention::attach_indexer_loss(const Tensor& out, const Tensor& sum,

@@ -36,15 +36,16 @@ Slots slots_of_depth(const Tensor& input_ids, const Tensor& labels, const Tensor
 
 Slots Slots::to(at::Device device) const {
   Slots moved = *this;
-  for (Tensor* x :
-       {&moved.input_ids, &moved.labels, &moved.positions, &moved.doc_start, &moved.valid}) {
-    *x = x->to(device);
+  for (Tensor* x : {&moved.input_ids, &moved.labels, &moved.positions, &moved.doc_start,
+                    &moved.valid, &moved.last_key, &moved.whole_doc_start}) {
+    if (x->defined()) *x = x->to(device);
   }
   return moved;
 }
 
 Batch Batch::to(at::Device device) const {
   Batch moved;
+  moved.cut = cut;
   for (const auto& slots : towers) moved.towers.push_back(slots.to(device));
   return moved;
 }

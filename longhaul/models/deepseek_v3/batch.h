@@ -5,20 +5,25 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <vector>
 
-namespace longhaul::deepseek_v3 {
+#include "longhaul/models/deepseek_v3/sequence_cut.h"
 
-using at::Tensor;
+namespace longhaul::deepseek_v3 {
 
 // What one tower (the trunk, or the MTP module of one depth) reads. All [B, S]; int64 but `valid`.
 struct Slots {
   Tensor input_ids;  // 0 where not valid
   Tensor labels;     // -100: no loss
   Tensor positions;  // for rope; 0 where padding
-  Tensor doc_start;  // index of the first slot of the slot's document; t + 1 where not valid
+  Tensor doc_start;  // index of the first slot of the slot's document; t + 1 where not valid. An
+                     // index into the whole sequence, also of a slice
   Tensor valid;      // bool; false: padding, or (MTP) the token is missing: never attended, routed,
                      // counted
+  // Of a slice; undefined where the slots are the whole sequence.
+  Tensor last_key;         // t: each slot's index in the whole sequence, the last key that it sees
+  Tensor whole_doc_start;  // doc_start of the whole sequence
   int64_t num_tokens = 0;  // valid slots
   int64_t num_labels = 0;  // slots with a label
 
@@ -27,6 +32,8 @@ struct Slots {
 
 struct Batch {
   std::vector<Slots> towers;  // [0] the trunk, [k] the MTP module of depth k
+  // Where the slots are a slice of each sequence: the way to the others.
+  std::shared_ptr<const SequenceCut> cut;
 
   Batch to(at::Device device) const;
 };

@@ -10,6 +10,7 @@
 
 #include "longhaul/models/deepseek_v3/batch.h"
 #include "longhaul/models/deepseek_v3/rope.h"
+#include "longhaul/ops/common.h"
 
 namespace longhaul::deepseek_v3 {
 
@@ -53,7 +54,10 @@ struct ForwardContext {
 struct Sequence {
   const Slots* slots;
   RopeTable rope;
-  int64_t global_tokens;  // valid slots of this tower in the global batch
+  int64_t global_tokens;             // valid slots of this tower in the global batch
+  const SequenceCut* cut = nullptr;  // of the batch
+
+  ops::KeyRange visible_keys() const { return {slots->doc_start, slots->last_key}; }
 };
 
 // The decision at `layer`, taken by `decide` unless it is already recorded.

@@ -65,10 +65,10 @@ ops::IndexerInputs Indexer::forward(const Tensor& x_BSD, const Tensor& q_latent_
   };
 }
 
-ops::IndexerSelection Indexer::select(const ops::IndexerInputs& inputs, const Slots& slots,
-                                      ops::Kernel kernel) const {
-  return ops::lightning_indexer(inputs.query_BSHD, inputs.key_BSD, inputs.weights_BSH,
-                                slots.doc_start, topk_, kernel);
+ops::IndexerSelection Indexer::select(const ops::IndexerInputs& inputs,
+                                      const ops::KeyRange& visible, ops::Kernel kernel) const {
+  return ops::lightning_indexer(inputs.query_BSHD, inputs.key_BSD, inputs.weights_BSH, visible,
+                                topk_, kernel);
 }
 
 }  // namespace longhaul::deepseek_v3

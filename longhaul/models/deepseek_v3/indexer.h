@@ -25,7 +25,7 @@ class Indexer : public nn::Module {
                              const RopeTable& rope) const;
 
   // The top-k visible keys.
-  ops::IndexerSelection select(const ops::IndexerInputs& inputs, const Slots& slots,
+  ops::IndexerSelection select(const ops::IndexerInputs& inputs, const ops::KeyRange& visible,
                                ops::Kernel kernel) const;
 
  private:

@@ -101,7 +101,8 @@ Sequence Model::sequence_of(const Batch& batch, size_t tower, const ForwardConte
   LONGHAUL_CHECK(tower < ctx.counts.tokens.size(), "no global counts for tower {}", tower);
   const auto& slots = batch.towers[tower];
   const auto table_dtype = settings_.compute_dtype == at::kDouble ? at::kDouble : at::kFloat;
-  return {&slots, rope_.table(slots.positions, table_dtype), ctx.counts.tokens[tower]};
+  return {&slots, rope_.table(slots.positions, table_dtype), ctx.counts.tokens[tower],
+          batch.cut.get()};
 }
 
 // A recomputed pass repeats the first one's choices and records nothing.
@@ -179,6 +180,16 @@ std::vector<std::pair<int64_t, Router*>> Model::routers() {
   const auto add = [&](Block& block) {
     if (block.router() != nullptr) found.emplace_back(layer, block.router());
     ++layer;
+  };
+  for (auto& block : layers_) add(*block);
+  for (auto& block : mtp_) add(*block);
+  return found;
+}
+
+std::vector<Experts*> Model::experts() {
+  std::vector<Experts*> found;
+  const auto add = [&](Block& block) {
+    if (block.experts() != nullptr) found.push_back(block.experts());
   };
   for (auto& block : layers_) add(*block);
   for (auto& block : mtp_) add(*block);

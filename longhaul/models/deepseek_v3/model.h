@@ -24,8 +24,9 @@ class Block : public nn::Module {
   Block(int64_t layer, const ModelConfig& config, const ModelSettings& settings);
   Tensor forward(const Tensor& x_BSD, const Sequence& sequence, const ForwardContext& ctx) const;
 
-  // The router of a mixture-of-experts block, else nullptr.
+  // The parts of a mixture-of-experts block, else nullptr.
   Router* router() { return moe_ ? &moe_->router() : nullptr; }
+  Experts* experts() { return moe_ ? &moe_->experts() : nullptr; }
 
  protected:
   int64_t layer_;
@@ -69,6 +70,8 @@ class Model : public nn::Module {
 
   // Routers by layer number; MTP modules count on after the last layer.
   std::vector<std::pair<int64_t, Router*>> routers();
+  // The routed experts of each layer that has some.
+  std::vector<Experts*> experts();
 
   // The parts that compute one after another: what is hooked (nn::Module::hooked) in forward(), in
   // the order of the first use.

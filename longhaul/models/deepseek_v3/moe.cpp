@@ -29,7 +29,10 @@ Mlp::Mlp(int64_t hidden_size, int64_t intermediate_size, const nn::TensorSpec& s
 }
 
 Tensor Mlp::forward(const Tensor& x) const {
-  return down_proj_.forward(ops::swiglu(gate_proj_.forward(x), up_proj_.forward(x), kernel_));
+  return hooked({x}, [this](const std::vector<Tensor>& in) {
+    const Tensor gate = gate_proj_.forward(in[0]), up = up_proj_.forward(in[0]);
+    return down_proj_.forward(ops::swiglu(gate, up, kernel_));
+  });
 }
 
 Experts::Experts(const ModelConfig& config, const nn::TensorSpec& spec) {
@@ -42,11 +45,19 @@ Experts::Experts(const ModelConfig& config, const nn::TensorSpec& spec) {
 }
 
 Tensor Experts::forward(const Tensor& rows_MD, const Tensor& counts_E) const {
-  const auto dtype = rows_MD.scalar_type();
-  const Tensor gate = ops::grouped_matmul(rows_MD, gate_proj_.to(dtype), counts_E, kernel_);
-  const Tensor up = ops::grouped_matmul(rows_MD, up_proj_.to(dtype), counts_E, kernel_);
-  return ops::grouped_matmul(ops::swiglu(gate, up, kernel_), down_proj_.to(dtype), counts_E,
-                             kernel_);
+  if (exchange_ == nullptr) return compute_held(rows_MD, counts_E);
+  return exchange_->compute(rows_MD, counts_E, [this](const auto& rows, const auto& counts) {
+    return compute_held(rows, counts);
+  });
+}
+
+Tensor Experts::compute_held(const Tensor& rows_MD, const Tensor& counts) const {
+  const auto multiply = [&](const Tensor& x, const Tensor& weights) {
+    const Tensor held = exchange_ == nullptr ? weights : exchange_->held(weights);
+    return ops::grouped_matmul(x, held.to(rows_MD.scalar_type()), counts, kernel_);
+  };
+  const Tensor gate = multiply(rows_MD, gate_proj_), up = multiply(rows_MD, up_proj_);
+  return multiply(ops::swiglu(gate, up, kernel_), down_proj_);
 }
 
 Router::Router(int64_t layer, const ModelConfig& config, const ModelSettings& settings)
@@ -125,29 +136,40 @@ Moe::Moe(int64_t layer, const ModelConfig& config, const ModelSettings& settings
 
 Tensor Moe::forward(const Tensor& x_BSD, const Sequence& sequence,
                     const ForwardContext& ctx) const {
-  const Tensor x_TD = x_BSD.reshape({-1, x_BSD.size(-1)});
-  const auto routing = router_.forward(x_TD, sequence.slots->valid.reshape(-1), ctx);
+  const Tensor routed = hooked({x_BSD, sequence.slots->valid}, [&](const std::vector<Tensor>& in) {
+    return route({.x_BSD = in[0], .valid_BS = in[1], .sequence = sequence}, ctx);
+  });
+  return shared_experts_ ? routed + shared_experts_->forward(x_BSD) : routed;
+}
+
+Tensor Moe::route(const Tokens& tokens, const ForwardContext& ctx) const {
+  const Tensor x_TD = tokens.x_BSD.reshape({-1, tokens.x_BSD.size(-1)});
+  const auto routing = router_.forward(x_TD, tokens.valid_BS.reshape(-1), ctx);
   const auto order = ops::sort_by_expert(routing.experts_TK, num_experts_);
   const Tensor rows =
       experts_.forward(ops::moe_token_permute(x_TD, order, permute_kernel_), order.counts_E);
-  Tensor out = ops::moe_token_unpermute(rows, routing.weights_TK, order, permute_kernel_)
-                   .view(x_BSD.sizes());
-  if (shared_experts_) out = out + shared_experts_->forward(x_BSD);
-  if (ctx.recording()) accumulate(ctx.stats->expert_counts, layer_, order.counts_E);
-  return ctx.training() ? attach_losses(out, routing, sequence, ctx) : out;
+  const Tensor out = ops::moe_token_unpermute(rows, routing.weights_TK, order, permute_kernel_)
+                         .view(tokens.x_BSD.sizes());
+  record(&StepStats::expert_counts, order.counts_E, ctx);
+  return ctx.training() ? attach_losses(out, routing, tokens, ctx) : out;
 }
 
-Tensor Moe::attach_losses(const Tensor& out, const Router::Routing& routing,
-                          const Sequence& sequence, const ForwardContext& ctx) const {
+void Moe::record(std::map<int64_t, Tensor> StepStats::*statistic, const Tensor& of_share,
+                 const ForwardContext& ctx) const {
+  if (ctx.recording()) accumulate(ctx.stats->*statistic, layer_, over_shares(of_share.detach()));
+}
+
+Tensor Moe::attach_losses(const Tensor& out, const Router::Routing& routing, const Tokens& tokens,
+                          const ForwardContext& ctx) const {
   Tensor result = out;
   if (balance_coeff_ != 0) {
-    const Tensor loss = balance_loss(routing, sequence);
-    if (ctx.recording()) accumulate(ctx.stats->balance_loss, layer_, loss);
+    const Tensor loss = balance_loss(routing, tokens);
+    record(&StepStats::balance_loss, loss, ctx);
     result = nn::attach_loss(result, loss);
   }
   if (z_coeff_ != 0) {
-    const Tensor loss = z_loss(routing, sequence);
-    if (ctx.recording()) accumulate(ctx.stats->z_loss, layer_, loss);
+    const Tensor loss = z_loss(routing, tokens);
+    record(&StepStats::z_loss, loss, ctx);
     result = nn::attach_loss(result, loss);
   }
   return result;
@@ -155,32 +177,40 @@ Tensor Moe::attach_losses(const Tensor& out, const Router::Routing& routing,
 
 // Sequence-wise balance loss (DeepSeek-V3 report, equations 17 to 20), each row of the batch
 // weighted by its share of the global tokens: coeff / T * sum over rows and experts of f_i * sum_t
-// s'_{t,i}.
-Tensor Moe::balance_loss(const Router::Routing& routing, const Sequence& sequence) const {
-  const Tensor& valid_BS = sequence.slots->valid;
+// s'_{t,i}. The sum over t is that of the slots here: their share of the loss.
+Tensor Moe::balance_loss(const Router::Routing& routing, const Tokens& tokens) const {
+  const Tensor& valid_BS = tokens.valid_BS;
   const int64_t B = valid_BS.size(0), E = num_experts_;
   const Tensor chosen = routing.experts_TK.view({B, -1});
-  const Tensor counts_BE = at::zeros({B, E + 1}, chosen.options())
-                               .scatter_add_(1, chosen, at::ones_like(chosen))
-                               .narrow(1, 0, E);
+  Tensor tokens_B1 = valid_BS.sum(1, true);
+  Tensor counts_BE = at::zeros({B, E + 1}, chosen.options())
+                         .scatter_add_(1, chosen, at::ones_like(chosen))
+                         .narrow(1, 0, E);
+  const SequenceCut* cut = tokens.sequence.cut;
+  if (cut != nullptr || over_shares_) {
+    Tensor of_whole_BE1 = over_shares(at::cat({counts_BE, tokens_B1}, 1));
+    if (cut != nullptr) of_whole_BE1 = cut->sum(of_whole_BE1);
+    counts_BE = of_whole_BE1.narrow(1, 0, E);
+    tokens_B1 = of_whole_BE1.narrow(1, E, 1);
+  }
   const auto wide = routing.scores_TE.scalar_type();
-  const Tensor row_tokens_B1 = valid_BS.sum(1, true).clamp_min(1).to(wide);
+  const Tensor row_tokens_B1 = tokens_B1.clamp_min(1).to(wide);
   const Tensor f_BE = counts_BE.to(wide) *
                       (static_cast<double>(E) / static_cast<double>(experts_per_token_)) /
                       row_tokens_B1;
   const Tensor share_TE = routing.scores_TE / (routing.scores_TE.sum(-1, true) + 1e-20);
   const Tensor summed_BE = (share_TE * valid_BS.reshape({-1, 1})).view({B, -1, E}).sum(1);
   const double weight =
-      balance_coeff_ / static_cast<double>(std::max<int64_t>(sequence.global_tokens, 1));
+      balance_coeff_ / static_cast<double>(std::max<int64_t>(tokens.sequence.global_tokens, 1));
   return (f_BE * summed_BE).sum() * weight;
 }
 
 // Router z-loss (Zoph et al., 2022): mean of logsumexp(logits)^2 over the global tokens.
-Tensor Moe::z_loss(const Router::Routing& routing, const Sequence& sequence) const {
+Tensor Moe::z_loss(const Router::Routing& routing, const Tokens& tokens) const {
   const Tensor squares = at::logsumexp(routing.logits_TE, {-1}).square();
   const double weight =
-      z_coeff_ / static_cast<double>(std::max<int64_t>(sequence.global_tokens, 1));
-  return (squares * sequence.slots->valid.reshape(-1)).sum() * weight;
+      z_coeff_ / static_cast<double>(std::max<int64_t>(tokens.sequence.global_tokens, 1));
+  return (squares * tokens.valid_BS.reshape(-1)).sum() * weight;
 }
 
 }  // namespace longhaul::deepseek_v3

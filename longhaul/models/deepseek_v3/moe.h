@@ -2,6 +2,7 @@
 // T tokens (B * S), D hidden, E experts, k experts a token, I intermediate size.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,14 +34,41 @@ inline bool is_routed_expert(const std::string& parameter_name) {
   return parameter_name.find(kExpertsInName) != std::string::npos;
 }
 
-// All routed experts of a layer, stacked: weights [E, out, in].
+inline bool is_router(const std::string& parameter_name) {
+  return parameter_name.find(".mlp.gate.") != std::string::npos;
+}
+
+// Who computes the rows of experts that are not held here. Whoever deals the experts out implements
+// it (parallel/expert.h).
+class ExpertExchange {
+ public:
+  // Rows sorted by expert [M, D] and the counts of the experts that are held here: [M, D].
+  using Compute = std::function<Tensor(const Tensor& rows_MD, const Tensor& counts)>;
+  virtual ~ExpertExchange() = default;
+  // Of stacked weights [E, out, in] those of the experts that are held here. Differentiable.
+  virtual Tensor held(const Tensor& weights) const = 0;
+  // What the experts make of rows that are sorted by all experts, counts [E] int64; `compute_held`
+  // computes those of the experts that are held here. Rows behind the last expert's give 0.
+  // Differentiable.
+  virtual Tensor compute(const Tensor& rows_MD, const Tensor& counts_E,
+                         const Compute& compute_held) const = 0;
+};
+
+// The routed experts of a layer, stacked: weights [E, out, in].
 class Experts : public nn::Module {
  public:
   Experts(const ModelConfig& config, const nn::TensorSpec& spec);
-  // Rows sorted by expert [M, D], counts [E] int64: [M, D].
+  // Rows sorted by expert [M, D], counts [E] int64: [M, D]. Rows behind the last expert's give 0.
   Tensor forward(const Tensor& rows_MD, const Tensor& counts_E) const;
+  // Where some of the experts are held elsewhere.
+  void set_exchange(std::shared_ptr<const ExpertExchange> exchange) {
+    exchange_ = std::move(exchange);
+  }
 
  private:
+  Tensor compute_held(const Tensor& rows_MD, const Tensor& counts) const;
+
+  std::shared_ptr<const ExpertExchange> exchange_;
   Tensor gate_proj_, up_proj_, down_proj_;
   ops::Kernel kernel_ = ops::Kernel::kReference;  // of swiglu
 };
@@ -83,12 +111,27 @@ class Moe : public nn::Module {
   Tensor forward(const Tensor& x_BSD, const Sequence& sequence, const ForwardContext& ctx) const;
 
   Router& router() { return router_; }
+  Experts& experts() { return experts_; }
+  // Where this layer routes a share of the tokens only (a hook of the module sees to that): adds up
+  // a statistic over all shares, without gradient.
+  using OverShares = std::function<Tensor(const Tensor& statistic)>;
+  void set_over_shares(OverShares over_shares) { over_shares_ = std::move(over_shares); }
 
  private:
-  Tensor balance_loss(const Router::Routing& routing, const Sequence& sequence) const;
-  Tensor z_loss(const Router::Routing& routing, const Sequence& sequence) const;
-  Tensor attach_losses(const Tensor& out, const Router::Routing& routing, const Sequence& sequence,
+  // The tokens of a layer that are routed here.
+  struct Tokens {
+    Tensor x_BSD, valid_BS;
+    const Sequence& sequence;
+  };
+
+  Tensor route(const Tokens& tokens, const ForwardContext& ctx) const;
+  Tensor balance_loss(const Router::Routing& routing, const Tokens& tokens) const;
+  Tensor z_loss(const Router::Routing& routing, const Tokens& tokens) const;
+  Tensor attach_losses(const Tensor& out, const Router::Routing& routing, const Tokens& tokens,
                        const ForwardContext& ctx) const;
+  void record(std::map<int64_t, Tensor> StepStats::*statistic, const Tensor& of_share,
+              const ForwardContext& ctx) const;
+  Tensor over_shares(const Tensor& x) const { return over_shares_ ? over_shares_(x) : x; }
 
   int64_t layer_, num_experts_, experts_per_token_;
   double balance_coeff_, z_coeff_;
@@ -96,6 +139,7 @@ class Moe : public nn::Module {
   Router router_;
   Experts experts_;
   std::optional<Mlp> shared_experts_;
+  OverShares over_shares_;
 };
 
 }  // namespace longhaul::deepseek_v3

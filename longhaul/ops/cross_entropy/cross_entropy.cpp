@@ -6,6 +6,7 @@
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/cpu/tensors.h"
+#include "longhaul/ops/distributed.h"
 #include "longhaul/ops/matmul/matmul.h"
 
 namespace longhaul::ops {
@@ -169,8 +170,15 @@ CrossEntropyGradients linear_cross_entropy_gradients(const Tensor& hidden_TD,
   return compute(hidden_TD, weight_VD.to(hidden_TD.scalar_type()), labels_T, wanted);
 }
 
-Tensor linear_cross_entropy(const Tensor& hidden_TD, const Tensor& weight_VD,
-                            const Tensor& labels_T, Kernel kernel) {
+Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight_VD, const Tensor& labels,
+                            Kernel kernel) {
+  if (is_distributed_tensor(hidden)) {
+    using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t);
+    return distributed<Signature>("linear_cross_entropy")
+        .call(hidden, weight_VD, labels, static_cast<int64_t>(kernel));
+  }
+  const Tensor hidden_TD = hidden.dim() > 2 ? hidden.flatten(0, -2) : hidden;
+  const Tensor labels_T = labels.dim() > 1 ? labels.flatten() : labels;
   check(hidden_TD, weight_VD, labels_T);
   if (kernel == Kernel::kFused) {
     const std::string reason = why_no_cpu_kernel(hidden_TD);

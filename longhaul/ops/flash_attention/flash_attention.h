@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "longhaul/ops/common.h"
 #include "longhaul/ops/kernel.h"
 
 namespace longhaul::ops {
@@ -35,12 +36,37 @@ struct AttentionResult {
   Tensor head_sum;
 };
 
+// Queries and keys may differ in number if `range` names each query's last key; a head sum is then
+// made by HeadSums.
 AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
-                                const Tensor& doc_start_BS, const AttentionOptions& options);
+                                const KeyRange& range, const AttentionOptions& options);
+
+// An attention that has run: its operands and statistics, as flash_attention took and returned
+// them. For the sums over heads of dense attention the queries may be a range only.
+struct AttentionState {
+  Tensor query_BSHD, key;
+  Tensor value = {};                // undefined: the first columns of a shared key
+  Tensor softmax_max, softmax_sum;  // [B, S, H]
+  double scale = 1.0;
+  int64_t first_query = 0;  // where the range begins
+};
+
+struct AttentionGradients {
+  Tensor d_query, d_key, d_value;  // d_value is undefined without a value
+};
+
+// What follows is for callers that bring an autograd of their own: the gradients without autograd,
+// by the fused kernel, where why_no_fused_attention finds nothing against it. Throws Error, with
+// the tensor's name, for shapes that do not fit.
+AttentionGradients flash_attention_grad(const AttentionState& attention, const KeyRange& range,
+                                        const Tensor& out_BSHV, const Tensor& d_out_BSHV);
+
+// Empty if the fused kernels of dense attention cover the operands; `value` may be undefined.
+std::string why_no_fused_attention(const Tensor& query, const Tensor& key, const Tensor& value);
 
 // The definition, in plain ATen: masked_attention with what is visible as a mask.
 AttentionResult flash_attention_reference(const Tensor& query_BSHD, const Tensor& key,
-                                          const Tensor& value, const Tensor& doc_start_BS,
+                                          const Tensor& value, const KeyRange& range,
                                           const AttentionOptions& options);
 
 // The reference for any mask [B, S, S] (true: attend). Dense and sparse attention are defined by
@@ -51,5 +77,9 @@ AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key, co
 // Throws Error, naming the tensor, unless the shapes are those of the two forms above.
 void check_attention_operands(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
                               const AttentionOptions& options);
+
+// The same for what a gradient is made of, dense or sparse.
+void check_attention_grad(const AttentionState& attention, const Tensor& out_BSHV,
+                          const Tensor& d_out_BSHV);
 
 }  // namespace longhaul::ops

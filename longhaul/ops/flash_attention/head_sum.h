@@ -13,15 +13,6 @@
 
 namespace longhaul::ops {
 
-// An attention's operands and statistics, as flash_attention took and returned them. Of dense
-// attention the queries may be a range only.
-struct AttentionState {
-  Tensor query_BSHD, key;
-  Tensor softmax_max, softmax_sum;  // [B, S, H]
-  double scale = 1.0;
-  int64_t first_query = 0;  // where the range begins
-};
-
 // Queries of one row of the batch, and the run of keys in which all lie that one of them sees.
 struct QueryBlock {
   int64_t row;
@@ -64,8 +55,5 @@ Tensor whole_head_sum(const HeadSums& sums, const Tensor& doc_start_BS, at::Scal
 
 // By definition, and of every key: [queries, keys].
 Tensor head_sum_without_mask(const AttentionState& attention, const QueryBlock& block);
-
-// Empty if the fused kernels of dense attention cover the operands; `value` may be undefined.
-std::string why_no_fused_attention(const Tensor& query, const Tensor& key, const Tensor& value);
 
 }  // namespace longhaul::ops

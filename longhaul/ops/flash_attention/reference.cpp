@@ -18,11 +18,11 @@ struct SharedKeys {
   static Tensor layout(const Tensor& x_BLD) { return x_BLD; }
   static Tensor scores(const Tensor& q, const Tensor& k) {
     const int64_t B = q.size(0), S = q.size(1), H = q.size(2);
-    return ops::bmm(q.reshape({B, S * H, -1}), k.transpose(1, 2)).view({B, S, H, -1});
+    return ops::bmm(q.reshape({B, S * H, q.size(3)}), k.transpose(1, 2)).view({B, S, H, k.size(1)});
   }
   static Tensor apply(const Tensor& p, const Tensor& v) {
     const int64_t B = p.size(0), S = p.size(1), H = p.size(2);
-    return ops::bmm(p.reshape({B, S * H, -1}), v).view({B, S, H, -1});
+    return ops::bmm(p.reshape({B, S * H, p.size(3)}), v).view({B, S, H, v.size(2)});
   }
 };
 
@@ -32,14 +32,16 @@ struct KeysByHead {
 
   // [B, L, H, D] as [B * H, L, D].
   static Tensor layout(const Tensor& x_BLHD) {
-    return x_BLHD.transpose(1, 2).reshape({x_BLHD.size(0) * x_BLHD.size(2), x_BLHD.size(1), -1});
+    const int64_t B = x_BLHD.size(0), L = x_BLHD.size(1), H = x_BLHD.size(2);
+    return x_BLHD.transpose(1, 2).reshape({B * H, L, x_BLHD.size(3)});
   }
   static Tensor scores(const Tensor& q, const Tensor& k) {
-    return ops::bmm(layout(q), k.transpose(1, 2)).view({q.size(0), q.size(2), q.size(1), -1});
+    return ops::bmm(layout(q), k.transpose(1, 2))
+        .view({q.size(0), q.size(2), q.size(1), k.size(1)});
   }
   static Tensor apply(const Tensor& p, const Tensor& v) {
     const int64_t B = p.size(0), H = p.size(1), S = p.size(2);
-    return ops::bmm(p.reshape({B * H, S, -1}), v).view({B, H, S, -1}).transpose(1, 2);
+    return ops::bmm(p.reshape({B * H, S, p.size(3)}), v).view({B, H, S, v.size(2)}).transpose(1, 2);
   }
 };
 
@@ -130,6 +132,19 @@ void check_attention_operands(const Tensor& q, const Tensor& key, const Tensor& 
   }
 }
 
+void check_attention_grad(const AttentionState& attention, const Tensor& out_BSHV,
+                          const Tensor& d_out_BSHV) {
+  const Tensor& query = attention.query_BSHD;
+  check_dims(query, 4, "attention query");
+  const int64_t B = query.size(0), S = query.size(1), H = query.size(2);
+  check_shape(out_BSHV, {B, S, H, attention.value.defined() ? attention.value.size(-1) : kAnySize},
+              "attention out");
+  check_shape(d_out_BSHV, out_BSHV.sizes(), "attention d_out");
+  check_attention_operands(query, attention.key, attention.value, {.value_dim = out_BSHV.size(3)});
+  check_shape(attention.softmax_max, {B, S, H}, "attention softmax_max");
+  check_shape(attention.softmax_sum, {B, S, H}, "attention softmax_sum");
+}
+
 AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key,
                                  const Tensor& separate_value, const Tensor& mask_BSS,
                                  const AttentionOptions& options) {
@@ -142,9 +157,9 @@ AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key,
 }
 
 AttentionResult flash_attention_reference(const Tensor& query_BSHD, const Tensor& key,
-                                          const Tensor& value, const Tensor& doc_start_BS,
+                                          const Tensor& value, const KeyRange& range,
                                           const AttentionOptions& options) {
-  return masked_attention(query_BSHD, key, value, visible_mask(doc_start_BS), options);
+  return masked_attention(query_BSHD, key, value, visible_mask(range, key.size(1)), options);
 }
 
 }  // namespace longhaul::ops

@@ -12,8 +12,8 @@
 
 namespace longhaul::ops {
 
-// Fused: fp32 and bf16 on the CPU, N and K multiples of 32; each group's matrix is packed once for
-// up to 1,024 of its rows, and nothing is made anew for a new number of rows.
+// Fused: fp32 and bf16 on the CPU; each group's matrix is packed once for up to 1,024 of its rows,
+// and nothing is made anew for a new number of rows.
 at::Tensor grouped_matmul(const at::Tensor& x_MK, const at::Tensor& weight_ENK,
                           const at::Tensor& counts_E, Kernel kernel = Kernel::kReference);
 

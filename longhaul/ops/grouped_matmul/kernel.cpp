@@ -23,6 +23,8 @@ struct Task {
 int64_t in_width(const Args& a) { return a.transposed ? a.N : a.K; }
 int64_t out_width(const Args& a) { return a.transposed ? a.K : a.N; }
 
+int64_t panels_of(const Args& a) { return (out_width(a) + kPanel - 1) / kPanel; }
+
 int64_t max_tasks(const Args& a) { return a.E + a.M / kTaskRows; }
 
 // Returns their number; `end` is where the last group ends.
@@ -38,57 +40,73 @@ int64_t list_tasks(const Args& a, Task* tasks, int64_t& end) {
   return count;
 }
 
+// Whether rows must be copied to be read as words: to be widened, or for the end of the last word.
 template <typename T>
-void pack_panel(const Args& a, int64_t expert, int64_t column, int32_t* panel) {
-  const T* weight = static_cast<const T*>(a.weight) + expert * a.N * a.K;
-  if (a.transposed) {
-    pair_heads<Operand<T>>(weight + column, a.K, static_cast<int>(a.N), static_cast<int>(a.N),
-                           kPanel, panel);
-  } else {
-    pack_rows(weight + column * a.K, a.K, a.K, panel);
-  }
+bool copies_rows(const Args& a) {
+  return sizeof(T) != sizeof(Operand<T>) || in_width(a) % kPackOperand<T> != 0;
 }
 
 // What a thread works in.
 template <typename T>
 struct Buffers {
-  int32_t* panel;  // [in_width words][32]
-  int32_t* rows;   // [kRows][in_width words], only where rows are widened
+  int64_t words;   // of a row
+  int32_t* panel;  // [words, rounded up to 16][32]
+  int32_t* rows;   // [kRows][words, rounded up to 16], where rows are copied
 
-  Buffers(const Args& a, Workspace& workspace) {
-    const int64_t words = in_width(a) / kPackOperand<T>;
-    panel = workspace.take<int32_t>(words * kPanel);
-    rows = workspace.take<int32_t>(sizeof(T) == sizeof(Operand<T>) ? 0 : words * kRows);
+  Buffers(const Args& a, Workspace& workspace) : words(words_of<T>(in_width(a))) {
+    panel = workspace.take<int32_t>(padded() * kPanel);
+    rows = workspace.take<int32_t>(copies_rows<T>(a) ? kRows * padded() : 0);
   }
+  int64_t padded() const { return round_up(words, kLanes); }
 };
 
-// `count` rows as operands, one behind the other.
+// Up to 32 columns of a group's matrix from `column` on.
 template <typename T>
-LONGHAUL_INLINE const char* operands(const T* in, int64_t count, int64_t width, int32_t* buffer) {
-  if constexpr (sizeof(T) == sizeof(Operand<T>)) {
-    return reinterpret_cast<const char*>(in);
+void pack_panel(const Args& a, int64_t expert, int64_t column, const Buffers<T>& buffers) {
+  const T* weight = static_cast<const T*>(a.weight) + expert * a.N * a.K;
+  const int64_t columns = std::min<int64_t>(kPanel, out_width(a) - column);
+  if (a.transposed) {
+    pack_columns(weight + column, a.K, a.N, columns, buffers.words, buffers.panel);
   } else {
-    for (int64_t i = 0; i < count * width; i += kLanes) {
-      store_words(buffer + i, load_operands(in + i));
-    }
-    return reinterpret_cast<const char*>(buffer);
+    pack_rows(weight + column * a.K, a.K, columns, a.K, buffers.panel);
   }
+}
+
+// Rows as operands, `bytes` apart.
+struct OperandRows {
+  const char* rows;
+  int64_t bytes;
+};
+
+template <typename T>
+LONGHAUL_INLINE OperandRows operands(const Args& a, const T* in, int64_t count,
+                                     const Buffers<T>& buffers) {
+  const int64_t width = in_width(a);
+  if (!copies_rows<T>(a)) {
+    return {reinterpret_cast<const char*>(in), width * static_cast<int64_t>(sizeof(T))};
+  }
+  constexpr int64_t kElements = kLanes * kPackOperand<T>;
+  for (int64_t row = 0; row < count; ++row) {
+    int32_t* to = buffers.rows + row * buffers.padded();
+    for (int64_t i = 0; i < width; i += kElements, to += kLanes) {
+      store_words(to, load_operands(in + row * width + i, width - i));
+    }
+  }
+  return {reinterpret_cast<const char*>(buffers.rows), buffers.padded() * 4};
 }
 
 template <typename T>
 void multiply(const Args& a, const Task& task, int64_t column, const Buffers<T>& buffers) {
-  const int64_t width = in_width(a), words = width / kPackOperand<T>;
-  const T* in = static_cast<const T*>(a.in) + task.begin * width;
+  const int64_t columns = std::min<int64_t>(kPanel, out_width(a) - column);
+  const T* in = static_cast<const T*>(a.in) + task.begin * in_width(a);
   T* out = static_cast<T*>(a.out) + task.begin * out_width(a) + column;
   for (int64_t row = 0; row < task.rows; row += kRows) {
     const int64_t count = std::min<int64_t>(kRows, task.rows - row);
+    const auto [rows, bytes] = operands(a, in + row * in_width(a), count, buffers);
     Floats acc[kRows][kVectors] = {};
-    multiply_panel<T>(operands(in + row * width, count, width, buffers.rows), words * 4, count,
-                      buffers.panel, words, acc);
+    multiply_panel<T>(rows, bytes, count, buffers.panel, buffers.words, acc);
     for (int64_t r = 0; r < count; ++r) {
-      T* to = out + (row + r) * out_width(a);
-      store_rounded(to, acc[r][0]);
-      store_rounded(to + kLanes, acc[r][1]);
+      store_columns(out + (row + r) * out_width(a), acc[r], columns);
     }
   }
 }
@@ -106,7 +124,7 @@ void run(const Args& a, void* memory) {
   Task* tasks = workspace.take<Task>(max_tasks(a));
   char* rest = static_cast<char*>(memory) + workspace.bytes();
   const size_t bytes = thread_bytes<T>(a);
-  const int64_t panels = out_width(a) / kPanel;
+  const int64_t panels = panels_of(a);
   int64_t end = 0;
   const int64_t count = list_tasks(a, tasks, end);
 #pragma omp parallel
@@ -118,8 +136,8 @@ void run(const Args& a, void* memory) {
     for (int64_t i = 0; i < count * panels; ++i) {
       const Task& task = tasks[i / panels];
       const int64_t column = i % panels * kPanel;
-      pack_panel<T>(a, task.expert, column, buffers.panel);
-      multiply<T>(a, task, column, buffers);
+      pack_panel(a, task.expert, column, buffers);
+      multiply(a, task, column, buffers);
     }
   }
   std::fill(static_cast<T*>(a.out) + end * out_width(a),

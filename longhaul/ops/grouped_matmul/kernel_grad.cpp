@@ -32,7 +32,7 @@ int64_t max_chunks(const Args& a) { return a.E + a.M / kChunkRows; }
 
 template <typename T>
 int64_t max_words(const Args& a) {
-  return round_up(a.M, kPackOperand<T>) / kPackOperand<T> + kLanes * max_chunks(a);
+  return words_of<T>(a.M) + kLanes * max_chunks(a);
 }
 
 // Returns the words of all chunks.
@@ -57,17 +57,18 @@ int64_t list_chunks(const Args& a, const Chunks& chunks) {
 template <typename T>
 struct Buffers {
   Chunks chunks;
-  int32_t* columns;  // [N][words]: dy by columns
+  int32_t* columns;  // [N, rounded up to 16][words]: dy by columns
   int32_t* panels;   // [threads][kChunkRows / kPackOperand<T>][32]
-  float* sums;       // [threads][N][32]
+  float* sums;       // [threads][N, rounded up to 16][32]
 
   Buffers(const Args& a, Workspace& workspace) {
     chunks.first = workspace.take<int64_t>(a.E + 1);
     chunks.of = workspace.take<Chunk>(max_chunks(a));
-    columns = workspace.take<int32_t>(a.N * max_words<T>(a));
+    columns = workspace.take<int32_t>(padded_rows(a) * max_words<T>(a));
     panels = workspace.take<int32_t>(panel_words() * omp_get_max_threads());
-    sums = workspace.take<float>(a.N * kPanel * omp_get_max_threads());
+    sums = workspace.take<float>(padded_rows(a) * kPanel * omp_get_max_threads());
   }
+  static int64_t padded_rows(const Args& a) { return round_up(a.N, kLanes); }
   static int64_t panel_words() { return kChunkRows / kPackOperand<T> * kPanel; }
 };
 
@@ -77,7 +78,7 @@ class WeightGradient {
   WeightGradient(const Args& a, const Buffers<T>& buffers, int64_t words)
       : a_(a), buffers_(buffers), words_(words) {}
 
-  // The words of a chunk of 16 columns of dy.
+  // The words of a chunk of up to 16 columns of dy.
   void lay_out(const Chunk& chunk, int64_t column) const {
     const T* dy = static_cast<const T*>(a_.dy) + chunk.begin * a_.N + column;
     int32_t* to = buffers_.columns + column * words_ + chunk.place;
@@ -85,57 +86,61 @@ class WeightGradient {
       Words x[kLanes];
       for (int i = 0; i < kLanes; ++i) {
         const int64_t row = (word + i) * kPackOperand<T>;
-        x[i] = pair_rows(dy + row * a_.N, a_.N, chunk.rows - row);
+        x[i] = pair_rows(dy + row * a_.N, a_.N, chunk.rows - row, a_.N - column);
       }
       transpose_words(x);
       for (int i = 0; i < kLanes; ++i) store_words(to + i * words_ + word, x[i]);
     }
   }
 
-  // 32 columns of the gradient of group e's matrix.
+  // Up to 32 columns of the gradient of group e's matrix.
   void make_panel(int64_t e, int64_t column, int thread) const {
     const Chunk* chunk = buffers_.chunks.of + buffers_.chunks.first[e];
     const Chunk* end = buffers_.chunks.of + buffers_.chunks.first[e + 1];
+    const int64_t columns = std::min<int64_t>(kPanel, a_.K - column);
     T* out = static_cast<T*>(a_.d_weight) + e * a_.N * a_.K + column;
     if (chunk == end) {
-      for (int64_t n = 0; n < a_.N; ++n) std::fill_n(out + n * a_.K, kPanel, T{});
+      for (int64_t n = 0; n < a_.N; ++n) std::fill_n(out + n * a_.K, columns, T{});
       return;
     }
     int32_t* panel = buffers_.panels + Buffers<T>::panel_words() * thread;
-    float* sums = buffers_.sums + a_.N * kPanel * thread;
+    float* sums = buffers_.sums + Buffers<T>::padded_rows(a_) * kPanel * thread;
     for (const Chunk* first = chunk; chunk != end; ++chunk) {
       const T* x = static_cast<const T*>(a_.x) + chunk->begin * a_.K + column;
-      pair_heads<Operand<T>>(x, a_.K, static_cast<int>(chunk->rows),
-                             static_cast<int>(chunk->words * kPackOperand<T>), kPanel, panel);
+      pack_columns(x, a_.K, chunk->rows, columns, chunk->words, panel);
       for (int64_t n = 0; n < a_.N; n += kRows) {
-        add_rows(*chunk, n, panel, chunk == first, chunk + 1 == end, sums + n * kPanel,
-                 out + n * a_.K);
+        Floats acc[kRows][kVectors] = {};
+        if (chunk != first) load_sums(sums + n * kPanel, acc);
+        add_rows(*chunk, n, panel, acc);
+        if (chunk + 1 != end) {
+          store_sums(acc, sums + n * kPanel);
+          continue;
+        }
+        const int64_t count = std::min<int64_t>(kRows, a_.N - n);
+        for (int64_t r = 0; r < count; ++r) store_columns(out + (n + r) * a_.K, acc[r], columns);
       }
     }
   }
 
  private:
-  // Rows n to n + 7 of the panel: the chunk's part is added to the sums, or, of the last chunk,
-  // stored.
-  LONGHAUL_INLINE void add_rows(const Chunk& chunk, int64_t n, const int32_t* panel, bool first,
-                                bool last, float* sums, T* out) const {
-    Floats acc[kRows][kVectors] = {};
-    if (!first) {
-      for (int i = 0; i < kRows * kVectors; ++i) {
-        acc[i / kVectors][i % kVectors] = load(sums + i * kLanes);
-      }
+  // The sums of kRows rows over the chunks before.
+  LONGHAUL_INLINE static void load_sums(const float* sums, Floats (&acc)[kRows][kVectors]) {
+    for (int i = 0; i < kRows * kVectors; ++i) {
+      acc[i / kVectors][i % kVectors] = load(sums + i * kLanes);
     }
+  }
+  LONGHAUL_INLINE static void store_sums(const Floats (&acc)[kRows][kVectors], float* sums) {
+    for (int i = 0; i < kRows * kVectors; ++i) {
+      store(sums + i * kLanes, acc[i / kVectors][i % kVectors]);
+    }
+  }
+
+  // acc += rows n to n + 7 of the chunk's part.
+  LONGHAUL_INLINE void add_rows(const Chunk& chunk, int64_t n, const int32_t* panel,
+                                Floats (&acc)[kRows][kVectors]) const {
     const int32_t* columns = buffers_.columns + n * words_ + chunk.place;
     multiply_panel<T>(reinterpret_cast<const char*>(columns), words_ * 4, kRows, panel, chunk.words,
                       acc);
-    for (int i = 0; i < kRows * kVectors; ++i) {
-      const Floats sum = acc[i / kVectors][i % kVectors];
-      if (last) {
-        store_rounded(out + i / kVectors * a_.K + i % kVectors * kLanes, sum);
-      } else {
-        store(sums + i * kLanes, sum);
-      }
-    }
   }
 
   const Args& a_;
@@ -148,7 +153,8 @@ void run(const Args& a, void* memory) {
   Workspace workspace(memory);
   const Buffers<T> buffers(a, workspace);
   const WeightGradient<T> gradient(a, buffers, list_chunks<T>(a, buffers.chunks));
-  const int64_t chunks = buffers.chunks.first[a.E], strips = a.N / kLanes, panels = a.K / kPanel;
+  const int64_t chunks = buffers.chunks.first[a.E], strips = (a.N + kLanes - 1) / kLanes,
+                panels = (a.K + kPanel - 1) / kPanel;
 #pragma omp parallel
   {
     const FlushDenormals flush;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "longhaul/ops/common.h"
+#include "longhaul/ops/distributed.h"
 #include "longhaul/ops/flash_attention/operands.h"
 #include "longhaul/ops/indexer_kl_loss/kl_gradients.h"
 
@@ -253,6 +254,15 @@ void check_dense(const IndexerInputs& in, const Tensor& doc_start_BS, int64_t fi
 
 Tensor dense_indexer_kl_loss(const IndexerInputs& indexer, const AttentionState& attention,
                              const Tensor& doc_start_BS, const DenseLossOptions& options) {
+  if (is_distributed_tensor(indexer.query_BSHD)) {
+    using Signature =
+        Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+               const Tensor&, const Tensor&, double, int64_t, const Tensor&, int64_t);
+    return distributed<Signature>("dense_indexer_kl_loss")
+        .call(indexer.query_BSHD, indexer.key_BSD, indexer.weights_BSH, attention.query_BSHD,
+              attention.key, attention.softmax_max, attention.softmax_sum, attention.scale,
+              attention.first_query, doc_start_BS, static_cast<int64_t>(options.kernel));
+  }
   check_dense(indexer, doc_start_BS, attention.first_query);
   check_shape(attention.query_BSHD,
               {indexer.query_BSHD.size(0), indexer.query_BSHD.size(1), kAnySize, kAnySize},

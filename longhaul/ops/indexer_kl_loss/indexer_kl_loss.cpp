@@ -4,6 +4,7 @@
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/cpu/tensors.h"
+#include "longhaul/ops/distributed.h"
 #include "longhaul/ops/indexer_kl_loss/kl_gradients.h"
 
 namespace longhaul::ops {
@@ -142,6 +143,13 @@ Tensor loss_with_gradients(const IndexerInputs& in,
 
 Tensor sparse_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& indices_BSK,
                               const Tensor& head_sum_BSK, Kernel kernel, const Tensor& scores_BSK) {
+  if (is_distributed_tensor(indexer.query_BSHD)) {
+    using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                             const Tensor&, const std::optional<Tensor>&, int64_t);
+    return distributed<Signature>("sparse_indexer_kl_loss")
+        .call(indexer.query_BSHD, indexer.key_BSD, indexer.weights_BSH, indices_BSK, head_sum_BSK,
+              given(scores_BSK), static_cast<int64_t>(kernel));
+  }
   return apply(indexer,
                {.indices_BSK = indices_BSK,
                 .doc_start_BS = {},

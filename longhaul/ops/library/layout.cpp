@@ -1,6 +1,11 @@
 #include "longhaul/ops/library/layout.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
 
 #include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"
@@ -41,7 +46,35 @@ Tensor starts_of_rows(const char* op, const Tensor& lengths, int64_t B, int64_t 
   return at::where(valid, at::zeros({1, 1}, at::kLong), position + 1);
 }
 
+bool are_equal(const Tensor& a, const Tensor& b) {
+  return at::equal(a.to(at::kCPU, at::kLong), b.to(at::kCPU, at::kLong));
+}
+bool are_equal(at::IntArrayRef a, at::IntArrayRef b) { return a == b; }
+
+// Keys [low, high] that a query sees, and what it has selected of them.
+struct QuerySelection {
+  int64_t low, high;
+  const int32_t* keys;
+  int64_t count;
+
+  bool fits() const {
+    bool wrong = false;  // without a branch, so that it is vectorised
+    for (int64_t i = 0; i < count; ++i) {
+      wrong |= keys[i] != -1 && (keys[i] < low || keys[i] > high);
+    }
+    return !wrong;
+  }
+  int32_t first_wrong() const {
+    return *std::find_if(keys, keys + count,
+                         [&](int64_t key) { return key != -1 && (key < low || key > high); });
+  }
+};
+
 }  // namespace
+
+std::optional<Tensor> as_tensor(const at::OptionalIntArrayRef& lengths) {
+  return lengths ? std::optional(at::tensor(*lengths, at::kLong)) : std::nullopt;
+}
 
 Layout::Layout(const char* op, std::string_view name, const Tensor& query)
     : op_(op), packed_(name == "TND") {
@@ -65,8 +98,7 @@ Tensor Layout::doc_start_BS(const Tensor& rows, const std::optional<Tensor>& len
 }
 
 Tensor Layout::doc_start_BS(const Tensor& rows, const at::OptionalIntArrayRef& lengths) const {
-  return doc_start_BS(rows,
-                      lengths ? std::optional(at::tensor(*lengths, at::kLong)) : std::nullopt);
+  return doc_start_BS(rows, as_tensor(lengths));
 }
 
 Tensor Layout::shared_head(const Tensor& operand, const char* what) const {
@@ -77,8 +109,49 @@ Tensor Layout::shared_head(const Tensor& operand, const char* what) const {
   return rows.squeeze(2);
 }
 
+Tensor Layout::selected_keys(const Tensor& sparse_indices, const Tensor& key,
+                             const std::optional<Tensor>& lengths) const {
+  const Tensor rows = shared_head(sparse_indices, "sparse_indices");
+  const Tensor indices = rows.to(at::kInt).contiguous();
+  const Tensor doc_start = doc_start_BS(key, lengths).contiguous();
+  const int64_t B = indices.size(0), S = indices.size(1), K = indices.size(2);
+  const int64_t L = doc_start.size(1);
+  LONGHAUL_CHECK(doc_start.size(0) == B && S <= L,
+                 "{}: sparse_indices [{}] for key [{}]: expected at most one query for each key",
+                 op_, shape_text(sparse_indices), shape_text(key));
+  const auto selection = [&](int64_t row) -> QuerySelection {
+    const int64_t position = row % S + L - S;
+    return {doc_start.const_data_ptr<int64_t>()[row / S * L + position], position,
+            indices.const_data_ptr<int32_t>() + row * K, K};
+  };
+  std::atomic<int64_t> wrong = B * S;  // the first row
+  at::parallel_for(0, B * S, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      if (selection(row).fits()) continue;
+      int64_t first = wrong;
+      while (row < first && !wrong.compare_exchange_weak(first, row)) {
+      }
+      return;
+    }
+  });
+  if (wrong < B * S) {
+    const QuerySelection found = selection(wrong);
+    LONGHAUL_CHECK(
+        false,
+        "{}: sparse_indices of query {} of row {} hold {}, expected -1 or keys of its "
+        "document up to itself: {}; documents end where actual_seq_lengths say",
+        op_, wrong % S, wrong / S, found.first_wrong(),
+        found.low > found.high ? "it sees none" : fmt::format("{} to {}", found.low, found.high));
+  }
+  return indices;
+}
+
 Tensor Layout::statistics(const Tensor& rows_BS) const {
   return packed_ ? rows_BS : rows_BS.unsqueeze(1);
+}
+
+Tensor Layout::statistics(const Tensor& rows_BSH, int64_t key_heads) const {
+  return out(rows_BSH.unflatten(2, {key_heads, -1}).transpose(1, 2));
 }
 
 Tensor Layout::from_statistics(const Tensor& statistics, const char* what) const {
@@ -96,6 +169,20 @@ void check_causal(const char* op, std::optional<int64_t> sparse_mode,
   LONGHAUL_CHECK(pre_tokens.value_or(kAll) == kAll && next_tokens.value_or(kAll) == kAll,
                  "{}: pre_tokens and next_tokens: sliding windows are not supported", op);
 }
+
+template <typename Lengths>
+Lengths common_lengths(const char* op, const char* names, const Lengths& of_queries,
+                       const Lengths& of_keys) {
+  LONGHAUL_CHECK(!of_queries || !of_keys || are_equal(*of_queries, *of_keys),
+                 "{}: {} differ, expected the same lengths", op, names);
+  return of_queries ? of_queries : of_keys;
+}
+template std::optional<Tensor> common_lengths(const char*, const char*,
+                                              const std::optional<Tensor>&,
+                                              const std::optional<Tensor>&);
+template at::OptionalIntArrayRef common_lengths(const char*, const char*,
+                                                const at::OptionalIntArrayRef&,
+                                                const at::OptionalIntArrayRef&);
 
 std::string_view same_layout(const char* op, std::string_view of_query, std::string_view of_key) {
   LONGHAUL_CHECK(of_query == of_key, "{}: layouts '{}' and '{}' differ", op, of_query, of_key);

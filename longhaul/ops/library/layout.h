@@ -14,6 +14,9 @@ namespace longhaul::ops::library {
 
 using at::Tensor;
 
+// Lengths in the one form as lengths in the other.
+std::optional<Tensor> as_tensor(const at::OptionalIntArrayRef& lengths);
+
 class Layout {
  public:
   // Of an operator's queries, for messages under the name `op`. Throws Error for another layout.
@@ -30,9 +33,16 @@ class Layout {
   // [B, S, 1, ...] (the one head of keys that all queries share) as [B, S, ...], and back.
   Tensor shared_head(const Tensor& operand, const char* what) const;
   Tensor with_head(const Tensor& rows) const { return out(rows.unsqueeze(2)); }
-  // Statistics [B, S, ...] as Ascend has them: [B, 1, S, ...], or [1, T, ...]; and back, also with
-  // several heads of keys: [B, N, S, G] as [B, S, N * G].
+  // What each query has selected, [B, S, K] of sparse_indices [B, S, 1, K] in the caller's layout;
+  // the queries are the last S of the positions of `key`. Throws Error unless each index is -1 or a
+  // key that its query sees: of its own document, up to itself.
+  Tensor selected_keys(const Tensor& sparse_indices, const Tensor& key,
+                       const std::optional<Tensor>& lengths) const;
+
+  // Statistics of index scores [B, S] as Ascend has them: [B, 1, S], or [1, T]. Those of an
+  // attention [B, S, H] with N heads of keys: [B, N, S, G] with N * G = H, or [N, T, G]. And back.
   Tensor statistics(const Tensor& rows_BS) const;
+  Tensor statistics(const Tensor& rows_BSH, int64_t key_heads) const;
   Tensor from_statistics(const Tensor& statistics, const char* what) const;
 
  private:
@@ -44,6 +54,12 @@ class Layout {
 // sliding window.
 void check_causal(const char* op, std::optional<int64_t> sparse_mode,
                   std::optional<int64_t> pre_tokens, std::optional<int64_t> next_tokens);
+
+// Queries and keys are the same positions: their lengths, of which one is enough. `names` are those
+// of the arguments. Throws Error where they differ.
+template <typename Lengths>
+Lengths common_lengths(const char* op, const char* names, const Lengths& of_queries,
+                       const Lengths& of_keys);
 
 // The layout that two arguments name. Throws Error where they differ.
 std::string_view same_layout(const char* op, std::string_view of_query, std::string_view of_key);

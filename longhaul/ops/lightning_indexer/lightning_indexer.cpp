@@ -5,6 +5,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/cpu/tensors.h"
+#include "longhaul/ops/distributed.h"
 
 namespace longhaul::ops {
 namespace {
@@ -15,7 +16,7 @@ std::string why_not_fused(const Tensor& query) {
 }
 
 IndexerSelection fused(const Tensor& query_BSHD, const Tensor& key_BSD, const Tensor& weights_BSH,
-                       const Tensor& doc_start_BS, int64_t K) {
+                       const KeyRange& range, int64_t K) {
   const at::NoGradGuard no_grad;
   const int64_t B = query_BSHD.size(0), S = query_BSHD.size(1), L = key_BSD.size(1);
   IndexerSelection selection = {
@@ -24,8 +25,7 @@ IndexerSelection fused(const Tensor& query_BSHD, const Tensor& key_BSD, const Te
   if (query_BSHD.is_meta() || selection.indices_BSK.numel() == 0) return selection;
   const Tensor query = pad_last(query_BSHD, 2), key = pad_last(key_BSD, 2);
   const Tensor weights = weights_BSH.to(at::kFloat).contiguous();
-  const Tensor first = doc_start_BS.contiguous();
-  const Tensor last = at::arange(S, first.options()).expand({B, S}).contiguous();
+  const Tensor first = range.first_BS.contiguous(), last = range.last().contiguous();
   const longhaul_lightning_indexer_args args = {
       .dtype = kernel_dtype(query),
       .B = B,
@@ -114,22 +114,32 @@ IndexerInputs lightning_indexer_grad(const IndexerInputs& in, const Tensor& indi
 }
 
 IndexerSelection lightning_indexer(const Tensor& query_BSHD, const Tensor& key_BSD,
-                                   const Tensor& weights_BSH, const Tensor& doc_start_BS,
-                                   int64_t topk, Kernel kernel) {
+                                   const Tensor& weights_BSH, const KeyRange& range, int64_t topk,
+                                   Kernel kernel) {
+  if (is_distributed_tensor(query_BSHD)) {
+    using Signature =
+        std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                   const std::optional<Tensor>&, int64_t, int64_t);
+    const auto [indices, scores] =
+        distributed<Signature>("lightning_indexer")
+            .call(query_BSHD, key_BSD, weights_BSH, range.first_BS, given(range.last_BS), topk,
+                  static_cast<int64_t>(kernel));
+    return {indices, scores};
+  }
   LONGHAUL_CHECK(topk >= 1, "lightning_indexer: topk is {}, must be at least 1", topk);
   check_dims(query_BSHD, 4, "indexer query");
-  const int64_t B = query_BSHD.size(0), S = query_BSHD.size(1);
-  check_shape(key_BSD, {B, S, query_BSHD.size(3)}, "indexer key");
+  const int64_t B = query_BSHD.size(0), S = query_BSHD.size(1), L = key_BSD.size(1);
+  check_shape(key_BSD, {B, kAnySize, query_BSHD.size(3)}, "indexer key");
   check_shape(weights_BSH, {B, S, query_BSHD.size(2)}, "indexer weights");
-  check_shape(doc_start_BS, {B, S}, "lightning_indexer: doc_start");
+  check_key_range(range, {B, S}, L, "lightning_indexer: doc_start");
   if (kernel == Kernel::kFused) {
     const std::string reason = why_not_fused(query_BSHD);
     if (reason.empty()) {
-      return fused(query_BSHD, key_BSD, weights_BSH, doc_start_BS, std::min(topk, S));
+      return fused(query_BSHD, key_BSD, weights_BSH, range, std::min(topk, L));
     }
     report_fallback("lightning_indexer", reason);
   }
-  return lightning_indexer_reference(query_BSHD, key_BSD, weights_BSH, doc_start_BS, topk);
+  return lightning_indexer_reference(query_BSHD, key_BSD, weights_BSH, range, topk);
 }
 
 }  // namespace longhaul::ops

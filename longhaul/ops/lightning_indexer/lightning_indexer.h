@@ -12,6 +12,7 @@
 
 #include <string>
 
+#include "longhaul/ops/common.h"
 #include "longhaul/ops/kernel.h"
 
 namespace longhaul::ops {
@@ -19,7 +20,7 @@ namespace longhaul::ops {
 using at::Tensor;
 
 struct IndexerSelection {
-  Tensor indices_BSK;  // int32, K = min(topk, S), ascending by s, tail filled with -1
+  Tensor indices_BSK;  // int32, K = min(topk, keys), ascending by s, tail filled with -1
   Tensor scores_BSK;   // I at these keys, 0 in the tail
 };
 
@@ -27,12 +28,13 @@ struct IndexerInputs {
   Tensor query_BSHD, key_BSD, weights_BSH;
 };
 
-// Selects for each query its top-k visible keys (see visible_mask in ops/common.h for doc_start).
+// Selects for each query its top-k visible keys (KeyRange in ops/common.h); queries and keys may
+// differ in number.
 // Fused: one pass, nothing of size S x S; -inf counts as the lowest number and NaN comes back as
 // inf.
 IndexerSelection lightning_indexer(const Tensor& query_BSHD, const Tensor& key_BSD,
-                                   const Tensor& weights_BSH, const Tensor& doc_start_BS,
-                                   int64_t topk, Kernel kernel = Kernel::kReference);
+                                   const Tensor& weights_BSH, const KeyRange& range, int64_t topk,
+                                   Kernel kernel = Kernel::kReference);
 
 // The gradients of the inputs, in their dtypes, from those of the scores at indices [B, S, K] int32
 // (distinct in a row; -1: none), d_scores [B, S, K]. Throws Error for shapes that do not fit.
@@ -48,7 +50,7 @@ std::string why_no_fused_indexer_grad(const IndexerInputs& in);
 
 // The definition, in plain ATen.
 IndexerSelection lightning_indexer_reference(const Tensor& query_BSHD, const Tensor& key_BSD,
-                                             const Tensor& weights_BSH, const Tensor& doc_start_BS,
+                                             const Tensor& weights_BSH, const KeyRange& range,
                                              int64_t topk);
 
 IndexerInputs lightning_indexer_grad_reference(const IndexerInputs& in, const Tensor& indices_BSK,

@@ -33,27 +33,29 @@ Tensor indexer_scores(const Tensor& query_BSHD, const Tensor& key_BSD, const Ten
 
 IndexerScores indexer_scores_and_dots(const IndexerInputs& in) {
   check_indexer_inputs(in);
-  const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), H = in.query_BSHD.size(2);
+  const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), H = in.query_BSHD.size(2),
+                L = in.key_BSD.size(1);
   const auto wide = wide_type(in.query_BSHD);
-  const Tensor dots =
-      product(in.query_BSHD.to(wide).reshape({B, S * H, -1}), in.key_BSD.to(wide).transpose(1, 2))
-          .relu_()
-          .view({B * S, H, -1});
-  return {product(in.weights_BSH.to(wide).reshape({B * S, 1, H}), dots).view({B, S, -1}), dots};
+  const Tensor dots = product(in.query_BSHD.to(wide).reshape({B, S * H, in.query_BSHD.size(3)}),
+                              in.key_BSD.to(wide).transpose(1, 2))
+                          .relu_()
+                          .view({B * S, H, L});
+  return {product(in.weights_BSH.to(wide).reshape({B * S, 1, H}), dots).view({B, S, L}), dots};
 }
 
 IndexerScoresGradients indexer_scores_grad(const IndexerInputs& in, Tensor& dots,
                                            const Tensor& d_scores_BSS) {
   const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), H = in.query_BSHD.size(2);
   const auto wide = wide_type(in.query_BSHD);
-  const Tensor q = in.query_BSHD.to(wide).reshape({B, S * H, -1}), k = in.key_BSD.to(wide);
+  const Tensor q = in.query_BSHD.to(wide).reshape({B, S * H, in.query_BSHD.size(3)}),
+               k = in.key_BSD.to(wide);
   const Tensor w = in.weights_BSH.to(wide).reshape({B * S, H, 1});
-  const Tensor d_scores = d_scores_BSS.reshape({B * S, 1, -1});
+  const Tensor d_scores = d_scores_BSS.reshape({B * S, 1, d_scores_BSS.size(2)});
   IndexerScoresGradients result;
   result.grads.weights_BSH = product(dots, d_scores.transpose(1, 2))
                                  .view(in.weights_BSH.sizes())
                                  .to(in.weights_BSH.scalar_type());
-  const Tensor d_dots = dots.gt_(0).mul_(d_scores).mul_(w).view({B, S * H, -1});
+  const Tensor d_dots = dots.gt_(0).mul_(d_scores).mul_(w).view({B, S * H, d_scores.size(2)});
   result.grads.query_BSHD =
       product(d_dots, k).view(in.query_BSHD.sizes()).to(in.query_BSHD.scalar_type());
   result.d_key = product(d_dots.transpose(1, 2), q);
@@ -107,19 +109,21 @@ Tensor indices_to_mask(const Tensor& indices_BSK, int64_t S) {
 }
 
 IndexerSelection lightning_indexer_reference(const Tensor& query_BSHD, const Tensor& key_BSD,
-                                             const Tensor& weights_BSH, const Tensor& doc_start_BS,
+                                             const Tensor& weights_BSH, const KeyRange& range,
                                              int64_t topk) {
   const at::NoGradGuard no_grad;
-  const int64_t S = query_BSHD.size(1), K = std::min(topk, S);
-  const Tensor visible = visible_mask(doc_start_BS);
+  const int64_t S = query_BSHD.size(1), L = key_BSD.size(1), K = std::min(topk, L);
   std::vector<Tensor> indices, scores;
   for (int64_t t = 0; t == 0 || t < S; t += kQueryBlock) {
-    const int64_t count = std::min(kQueryBlock, S - t), seen = t + count;
+    const int64_t count = std::min(kQueryBlock, S - t);
+    const Tensor visible =
+        visible_mask({range.first_BS.narrow(1, t, count), range.last().narrow(1, t, count)}, L);
+    const int64_t seen = range.last_BS.defined() ? keys_up_to_last(visible) : t + count;
     const Tensor block_scores =
         indexer_scores(query_BSHD.narrow(1, t, count), key_BSD.narrow(1, 0, seen),
                        weights_BSH.narrow(1, t, count));
-    const Tensor selected = select_topk(
-        block_scores, visible.narrow(1, t, count).narrow(2, 0, seen), std::min(K, seen));
+    const Tensor selected =
+        select_topk(block_scores, visible.narrow(2, 0, seen), std::min(K, seen));
     indices.push_back(mask_to_indices(selected, K));
     const Tensor index = indices.back().to(at::kLong);
     scores.push_back(block_scores.gather(2, index.clamp_min(0)).masked_fill_(index < 0, 0));

@@ -1,9 +1,11 @@
 #include "longhaul/ops/matmul/matmul.h"
 
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
 #include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"
+#include "longhaul/ops/distributed.h"
 
 namespace longhaul::ops {
 namespace {
@@ -14,21 +16,51 @@ using torch::autograd::variable_list;
 // [..., K] as [rows, K], also where K is 0.
 Tensor rows(const Tensor& x) { return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2); }
 
+Tensor linear_product(const Tensor& x, const Tensor& weight_NK) {
+  auto shape = x.sizes().vec();
+  shape.back() = weight_NK.size(0);
+  return product(rows(x), weight_NK.t()).view(shape);
+}
+
+using LinearGradients = std::tuple<Tensor, Tensor>(const Tensor& dy, const Tensor& x,
+                                                   const Tensor& weight_NK,
+                                                   std::array<bool, 2> wanted);
+
+std::tuple<Tensor, Tensor> linear_gradients(const Tensor& dy, const Tensor& x,
+                                            const Tensor& weight_NK, std::array<bool, 2> wanted) {
+  Tensor dx, dw;
+  if (wanted[0]) dx = product(rows(dy), weight_NK).view(x.sizes());
+  if (wanted[1]) dw = product(rows(dy).t(), rows(x));
+  return {dx, dw};
+}
+
+// What a distributed product computes on each rank's parts.
+TORCH_LIBRARY_IMPL(longhaul_model, CPU, m) {
+  m.impl("linear", linear_product);
+  m.impl("linear_grad", linear_gradients);
+}
+TORCH_LIBRARY_IMPL(longhaul_model, Meta, m) {
+  m.impl("linear", linear_product);
+  m.impl("linear_grad", linear_gradients);
+}
+
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight_NK) {
     ctx->save_for_backward({x, weight_NK});
-    auto shape = x.sizes().vec();
-    shape.back() = weight_NK.size(0);
-    return product(rows(x), weight_NK.t()).view(shape);
+    if (is_distributed_tensor(x)) {
+      return distributed<Tensor(const Tensor&, const Tensor&)>("linear").call(x, weight_NK);
+    }
+    return linear_product(x, weight_NK);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const Tensor &x = saved[0], &weight_NK = saved[1];
-    const Tensor dy = rows(grads[0]);
-    Tensor dx, dw;
-    if (ctx->needs_input_grad(0)) dx = product(dy, weight_NK).view(x.sizes());
-    if (ctx->needs_input_grad(1)) dw = product(dy.t(), rows(x));
+    const Tensor &dy = grads[0], &x = saved[0], &weight_NK = saved[1];
+    const std::array<bool, 2> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1)};
+    const auto [dx, dw] =
+        is_distributed_tensor(dy)
+            ? distributed<LinearGradients>("linear_grad").call(dy, x, weight_NK, wanted)
+            : linear_gradients(dy, x, weight_NK, wanted);
     return {dx, dw};
   }
 };
@@ -60,6 +92,16 @@ Tensor linear(const Tensor& x, const Tensor& weight_NK) {
                  "linear: input [{}], weight [{}]", shape_text(x), shape_text(weight_NK));
   check_same_dtype(x, weight_NK);
   return LinearFunction::apply(x, weight_NK);
+}
+
+Tensor linear_by_head(const Tensor& x_BSHI, const Tensor& weight_HIO) {
+  if (is_distributed_tensor(x_BSHI)) {
+    return distributed<Tensor(const Tensor&, const Tensor&)>("linear_by_head")
+        .call(x_BSHI, weight_HIO);
+  }
+  const int64_t B = x_BSHI.size(0), S = x_BSHI.size(1), H = x_BSHI.size(2);
+  const Tensor x_HTI = x_BSHI.reshape({B * S, H, x_BSHI.size(3)}).transpose(0, 1);
+  return ops::bmm(x_HTI, weight_HIO).transpose(0, 1).reshape({B, S, H, weight_HIO.size(2)});
 }
 
 Tensor bmm(const Tensor& a_BMK, const Tensor& b_BKN) {

@@ -20,6 +20,9 @@ std::string fp32_product_kernels();
 // x [..., K] times weight [N, K] transposed: [..., N].
 Tensor linear(const Tensor& x, const Tensor& weight_NK);
 
+// x [B, S, H, I] times weight [H, I, O] head by head: [B, S, H, O].
+Tensor linear_by_head(const Tensor& x_BSHI, const Tensor& weight_HIO);
+
 // [B, M, K] times [B, K, N]: [B, M, N]. Operands may be transposed views.
 Tensor bmm(const Tensor& a_BMK, const Tensor& b_BKN);
 

@@ -4,6 +4,7 @@
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/cpu/tensors.h"
+#include "longhaul/ops/distributed.h"
 
 namespace longhaul::ops {
 namespace {
@@ -108,6 +109,10 @@ NormGradients rms_norm_grad(const Tensor& dy, const Tensor& x, const Tensor& wei
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight_D, double eps, Kernel kernel) {
+  if (is_distributed_tensor(x)) {
+    return distributed<Tensor(const Tensor&, const Tensor&, double, int64_t)>("rms_norm")
+        .call(x, weight_D, eps, static_cast<int64_t>(kernel));
+  }
   check_shape(weight_D, {x.size(-1)}, "rms_norm: weight");
   if (kernel == Kernel::kFused) {
     const std::string reason = why_no_cpu_kernel(x);
@@ -119,6 +124,13 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight_D, double eps, Kernel kern
 
 NormedSum rms_norm_add(const Tensor& x, const Tensor& residual, const Tensor& weight_D, double eps,
                        Kernel kernel) {
+  if (is_distributed_tensor(x)) {
+    using Signature =
+        std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, double, int64_t);
+    const auto [y, sum] = distributed<Signature>("rms_norm_add")
+                              .call(x, residual, weight_D, eps, static_cast<int64_t>(kernel));
+    return {y, sum};
+  }
   check_shape(weight_D, {x.size(-1)}, "rms_norm_add: weight");
   check_shape(residual, x.sizes(), "rms_norm_add: residual");
   LONGHAUL_CHECK(x.scalar_type() == residual.scalar_type(), "rms_norm_add: x is {}, residual {}",

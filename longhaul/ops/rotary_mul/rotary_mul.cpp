@@ -4,6 +4,7 @@
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/cpu/tensors.h"
+#include "longhaul/ops/distributed.h"
 
 namespace longhaul::ops {
 namespace {
@@ -61,6 +62,11 @@ struct RotaryMul : torch::autograd::Function<RotaryMul> {
 
 Tensor rotary_mul(const Tensor& x, const Tensor& cos, const Tensor& sin, RotaryMode mode,
                   Kernel kernel) {
+  if (is_distributed_tensor(x)) {
+    using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t);
+    return distributed<Signature>("rotary_mul")
+        .call(x, cos, sin, static_cast<int64_t>(mode), static_cast<int64_t>(kernel));
+  }
   check(x, cos, sin);
   if (kernel == Kernel::kFused) {
     const std::string reason = why_no_cpu_kernel(x);

@@ -4,6 +4,7 @@
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/cpu/tensors.h"
+#include "longhaul/ops/flash_attention/distributed_attention.h"
 
 namespace longhaul::ops {
 namespace {
@@ -63,7 +64,8 @@ struct StatisticsOfKernel {
   explicit StatisticsOfKernel(const AttentionState& attention)
       : max_BSH(attention.softmax_max.to(at::kFloat).contiguous()),
         sum_BSH(attention.softmax_sum.to(at::kFloat).contiguous()) {}
-  void give(longhaul_sparse_attention_args& args) const {
+  template <typename Args>
+  void give(Args& args) const {
     args.softmax_max = max_BSH.data_ptr<float>();
     args.softmax_sum = sum_BSH.data_ptr<float>();
   }
@@ -99,7 +101,7 @@ struct SparseAttention : torch::autograd::Function<SparseAttention> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const auto [d_query, d_key] =
+    const auto [d_query, d_key, no_value] =
         sparse_flash_attention_grad({.query_BSHD = saved[0],
                                      .key = saved[1],
                                      .softmax_max = saved[4],
@@ -180,31 +182,15 @@ struct ExpandedSparseAttention : torch::autograd::Function<ExpandedSparseAttenti
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const Tensor &query = saved[0], &key = saved[1], &value = saved[2], &indices = saved[3];
-    if (query.is_meta() || indices.size(2) == 0) {
-      return {at::zeros_like(query), at::zeros_like(key), at::zeros_like(value), Tensor(),
-              Tensor()};
-    }
-    const double scale = ctx->saved_data["scale"].toDouble();
-    ExpandedOperands operands(query, key, value, indices, scale);
-    const auto& a = operands.args;
-    const Tensor out = pad_last(saved[4], kKernelColumns);
-    const Tensor d_out = pad_last(grads[0].to(query.scalar_type()), kKernelColumns);
-    const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
-    const Tensor d_key = at::empty({a.B, a.L, a.H, a.D}, key.options());
-    const Tensor d_value = at::empty({a.B, a.L, a.H, a.V}, value.options());
-    operands.args.out = out.data_ptr();
-    operands.args.softmax_max = saved[5].data_ptr<float>();
-    operands.args.softmax_sum = saved[6].data_ptr<float>();
-    run_kernel("sparse_flash_attention_grad", longhaul_sparse_attention_expanded_grad,
-               longhaul_sparse_attention_expanded_grad_workspace,
-               longhaul_sparse_attention_expanded_grad_args{.forward = operands.args,
-                                                            .d_out = d_out.const_data_ptr(),
-                                                            .d_query = d_query.data_ptr(),
-                                                            .d_key = d_key.data_ptr(),
-                                                            .d_value = d_value.data_ptr()});
-    return {d_query.narrow(-1, 0, query.size(3)), d_key.narrow(-1, 0, key.size(3)),
-            d_value.narrow(-1, 0, value.size(3)), Tensor(), Tensor()};
+    const auto [d_query, d_key, d_value] =
+        sparse_flash_attention_grad({.query_BSHD = saved[0],
+                                     .key = saved[1],
+                                     .value = saved[2],
+                                     .softmax_max = saved[5],
+                                     .softmax_sum = saved[6],
+                                     .scale = ctx->saved_data["scale"].toDouble()},
+                                    saved[3], saved[4], grads[0]);
+    return {d_query, d_key, d_value, Tensor(), Tensor()};
   }
 };
 
@@ -234,29 +220,52 @@ AttentionResult fused(const Tensor& query, const Tensor& key, const Tensor& valu
   return result;
 }
 
-// Throws Error where the operands of an attention that has run do not fit.
-void check_operands(const AttentionState& attention, const Tensor& indices_BSK) {
-  const Tensor& query = attention.query_BSHD;
-  check_dims(query, 4, "attention query");
-  const int64_t B = query.size(0), S = query.size(1), H = query.size(2);
-  check_shape(attention.key, {B, kAnySize, query.size(3)}, "attention key");
-  check_shape(indices_BSK, {B, S, kAnySize}, "sparse attention indices");
-  check_shape(attention.softmax_max, {B, S, H}, "attention softmax_max");
-  check_shape(attention.softmax_sum, {B, S, H}, "attention softmax_sum");
+AttentionGradients absorbed_gradients(const AttentionState& attention, const Tensor& indices_BSK,
+                                      const Tensor& out_BSHV, const Tensor& d_out_BSHV) {
+  const Tensor &query = attention.query_BSHD, &key = attention.key;
+  const int64_t V = out_BSHV.size(3);
+  const StatisticsOfKernel statistics(attention);
+  Operands operands(query, key, indices_BSK, attention.scale, V);
+  const Tensor out = pad_last(out_BSHV.to(query.scalar_type()), kKernelColumns);
+  const Tensor d_out = pad_last(d_out_BSHV.to(query.scalar_type()), kKernelColumns);
+  const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
+  const Tensor d_key = at::empty(operands.key_BLD.sizes(), key.options());
+  operands.args.out = out.data_ptr();
+  statistics.give(operands.args);
+  run_kernel("sparse_flash_attention_grad", longhaul_sparse_attention_grad,
+             longhaul_sparse_attention_grad_workspace,
+             longhaul_sparse_attention_grad_args{.forward = operands.args,
+                                                 .d_out = d_out.const_data_ptr(),
+                                                 .d_query = d_query.data_ptr(),
+                                                 .d_key = d_key.data_ptr()});
+  return {unpad_parts(d_query, operands.D, V), unpad_parts(d_key, operands.D, V), Tensor()};
+}
+
+AttentionGradients expanded_gradients(const AttentionState& attention, const Tensor& indices_BSK,
+                                      const Tensor& out_BSHV, const Tensor& d_out_BSHV) {
+  const Tensor &query = attention.query_BSHD, &key = attention.key, &value = attention.value;
+  const StatisticsOfKernel statistics(attention);
+  ExpandedOperands operands(query, key, value, indices_BSK, attention.scale);
+  const auto& a = operands.args;
+  const Tensor out = pad_last(out_BSHV.to(query.scalar_type()), kKernelColumns);
+  const Tensor d_out = pad_last(d_out_BSHV.to(query.scalar_type()), kKernelColumns);
+  const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
+  const Tensor d_key = at::empty({a.B, a.L, a.H, a.D}, key.options());
+  const Tensor d_value = at::empty({a.B, a.L, a.H, a.V}, value.options());
+  operands.args.out = out.data_ptr();
+  statistics.give(operands.args);
+  run_kernel("sparse_flash_attention_grad", longhaul_sparse_attention_expanded_grad,
+             longhaul_sparse_attention_expanded_grad_workspace,
+             longhaul_sparse_attention_expanded_grad_args{.forward = operands.args,
+                                                          .d_out = d_out.const_data_ptr(),
+                                                          .d_query = d_query.data_ptr(),
+                                                          .d_key = d_key.data_ptr(),
+                                                          .d_value = d_value.data_ptr()});
+  return {d_query.narrow(-1, 0, query.size(3)), d_key.narrow(-1, 0, key.size(3)),
+          d_value.narrow(-1, 0, value.size(3))};
 }
 
 }  // namespace
-
-void check_sparse_attention_grad(const AttentionState& attention, const Tensor& indices_BSK,
-                                 const Tensor& out_BSHV, const Tensor& d_out_BSHV) {
-  check_operands(attention, indices_BSK);
-  const Tensor& query = attention.query_BSHD;
-  check_shape(out_BSHV, {query.size(0), query.size(1), query.size(2), kAnySize}, "attention out");
-  LONGHAUL_CHECK(out_BSHV.size(3) >= 1 && out_BSHV.size(3) <= query.size(3),
-                 "sparse attention: out is {} wide, expected 1 to {}, the width of the keys",
-                 out_BSHV.size(3), query.size(3));
-  check_shape(d_out_BSHV, out_BSHV.sizes(), "attention d_out");
-}
 
 std::string why_no_fused_sparse_attention(const Tensor& query, const Tensor& key,
                                           const Tensor& value) {
@@ -272,36 +281,36 @@ std::string why_no_fused_sparse_attention(const Tensor& query, const Tensor& key
   return why_no_cpu_kernel(query);
 }
 
-SparseAttentionGradients sparse_flash_attention_grad(const AttentionState& attention,
-                                                     const Tensor& indices_BSK,
-                                                     const Tensor& out_BSHV,
-                                                     const Tensor& d_out_BSHV) {
-  check_sparse_attention_grad(attention, indices_BSK, out_BSHV, d_out_BSHV);
-  const Tensor &query = attention.query_BSHD, &key = attention.key;
-  const int64_t V = out_BSHV.size(3);
-  if (query.is_meta()) return {at::empty_like(query), at::empty_like(key)};
-  if (indices_BSK.size(2) == 0) return {at::zeros_like(query), at::zeros_like(key)};
-  const StatisticsOfKernel statistics(attention);
-  Operands operands(query, key, indices_BSK, attention.scale, V);
-  const Tensor out = pad_last(out_BSHV.to(query.scalar_type()), kKernelColumns);
-  const Tensor d_out = pad_last(d_out_BSHV.to(query.scalar_type()), kKernelColumns);
-  const Tensor d_query = at::empty(operands.query_BSHD.sizes(), query.options());
-  const Tensor d_key = at::empty(operands.key_BLD.sizes(), key.options());
-  operands.args.out = out.data_ptr();
-  statistics.give(operands.args);
-  run_kernel("sparse_flash_attention_grad", longhaul_sparse_attention_grad,
-             longhaul_sparse_attention_grad_workspace,
-             longhaul_sparse_attention_grad_args{.forward = operands.args,
-                                                 .d_out = d_out.const_data_ptr(),
-                                                 .d_query = d_query.data_ptr(),
-                                                 .d_key = d_key.data_ptr()});
-  return {unpad_parts(d_query, operands.D, V), unpad_parts(d_key, operands.D, V)};
+AttentionGradients sparse_flash_attention_grad(const AttentionState& attention,
+                                               const Tensor& indices_BSK, const Tensor& out_BSHV,
+                                               const Tensor& d_out_BSHV) {
+  check_attention_grad(attention, out_BSHV, d_out_BSHV);
+  const Tensor &query = attention.query_BSHD, &key = attention.key, &value = attention.value;
+  check_shape(indices_BSK, {query.size(0), query.size(1), kAnySize}, "sparse attention indices");
+  if (query.is_meta() || indices_BSK.size(2) == 0) {
+    const auto zeros = [](const Tensor& x) { return x.defined() ? at::zeros_like(x) : x; };
+    return {zeros(query), zeros(key), zeros(value)};
+  }
+  const auto gradients = value.defined() ? expanded_gradients : absorbed_gradients;
+  return gradients(attention, indices_BSK, out_BSHV, d_out_BSHV);
 }
 
 Tensor sparse_attention_head_sum(const AttentionState& attention, const Tensor& indices_BSK) {
-  check_operands(attention, indices_BSK);
   const Tensor &query = attention.query_BSHD, &key = attention.key;
-  if (!why_no_fused_sparse_attention(query, key, {}).empty()) {
+  check_dims(query, 4, "attention query");
+  const int64_t B = query.size(0), S = query.size(1), H = query.size(2);
+  if (key.dim() == 4) {
+    check_shape(key, {B, kAnySize, H, query.size(3)}, "attention key");
+  } else {
+    check_shape(key, {B, kAnySize, query.size(3)}, "attention key");
+  }
+  check_shape(indices_BSK, {B, S, kAnySize}, "sparse attention indices");
+  check_shape(attention.softmax_max, {B, S, H}, "attention softmax_max");
+  check_shape(attention.softmax_sum, {B, S, H}, "attention softmax_sum");
+  const std::string reason = key.dim() == 4 ? "it is for keys that heads share"
+                                            : why_no_fused_sparse_attention(query, key, {});
+  if (!reason.empty()) {
+    report_fallback("sparse_attention_head_sum", reason);
     return sparse_attention_head_sum_reference(attention, indices_BSK);
   }
   Tensor head_sum = at::empty(indices_BSK.sizes(), query.options().dtype(at::kFloat));
@@ -318,6 +327,12 @@ Tensor sparse_attention_head_sum(const AttentionState& attention, const Tensor& 
 AttentionResult sparse_flash_attention(const Tensor& query_BSHD, const Tensor& key,
                                        const Tensor& value, const Tensor& indices_BSK,
                                        const AttentionOptions& options) {
+  if (is_distributed_tensor(query_BSHD)) {
+    return attention_of(distributed<DistributedAttention>("sparse_flash_attention")
+                            .call(query_BSHD, key, given(value), indices_BSK, std::nullopt,
+                                  options.scale, options.value_dim, options.return_head_sum,
+                                  options.return_statistics, static_cast<int64_t>(options.kernel)));
+  }
   check_dims(query_BSHD, 4, "attention query");
   check_shape(indices_BSK, {query_BSHD.size(0), query_BSHD.size(1), kAnySize},
               "sparse attention indices");

@@ -16,24 +16,15 @@ AttentionResult sparse_flash_attention(const Tensor& query_BSHD, const Tensor& k
                                        const Tensor& value, const Tensor& indices_BSK,
                                        const AttentionOptions& options);
 
-// What follows is for callers that bring an autograd of their own: from the operands and statistics
-// of an absorbed attention that has run, without autograd, where why_no_fused_sparse_attention
-// finds nothing against it.
-struct SparseAttentionGradients {
-  Tensor d_query, d_key;
-};
-SparseAttentionGradients sparse_flash_attention_grad(const AttentionState& attention,
-                                                     const Tensor& indices_BSK,
-                                                     const Tensor& out_BSHV,
-                                                     const Tensor& d_out_BSHV);
-
-// Throws Error, with the tensor's name, where the gradient's operands do not fit; the function
-// above calls it.
-void check_sparse_attention_grad(const AttentionState& attention, const Tensor& indices_BSK,
-                                 const Tensor& out_BSHV, const Tensor& d_out_BSHV);
+// What follows is for callers that bring an autograd of their own: the gradients without autograd,
+// by the fused kernels, where why_no_fused_sparse_attention finds nothing against them.
+AttentionGradients sparse_flash_attention_grad(const AttentionState& attention,
+                                               const Tensor& indices_BSK, const Tensor& out_BSHV,
+                                               const Tensor& d_out_BSHV);
 
 // The sum over heads of P at the selected keys, [B, S, K] in fp32 (fp64 for fp64), 0 where there is
-// none: what the indexer learns from. Also of what the kernel does not cover, by definition.
+// none: what the indexer learns from. Also of what the kernel does not cover (keys of each head
+// among it), by definition.
 Tensor sparse_attention_head_sum(const AttentionState& attention, const Tensor& indices_BSK);
 
 // Empty if the fused kernels cover the operands; `value` may be undefined.

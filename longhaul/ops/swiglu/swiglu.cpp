@@ -4,6 +4,7 @@
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/cpu/tensors.h"
+#include "longhaul/ops/distributed.h"
 
 namespace longhaul::ops {
 namespace {
@@ -79,6 +80,10 @@ void swiglu_rows_grad(const Tensor& dy_RD, const Tensor& gate_RD, const Tensor& 
 }
 
 Tensor swiglu(const Tensor& gate, const Tensor& up, Kernel kernel) {
+  if (is_distributed_tensor(gate)) {
+    return distributed<Tensor(const Tensor&, const Tensor&, int64_t)>("swiglu").call(
+        gate, up, static_cast<int64_t>(kernel));
+  }
   check_shape(up, gate.sizes(), "swiglu: up");
   if (kernel == Kernel::kFused) {
     const std::string reason = why_not_fused(gate, up);

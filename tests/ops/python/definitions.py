@@ -43,9 +43,10 @@ def probabilities(query, key, mask, scale):
     return torch.nan_to_num(scores.softmax(-1)), scores.logsumexp(-1)
 
 
-def attention(query, key, mask, scale, width):
+def attention(query, key, value, mask, scale):
+    """Keys and values [T, D], or [T, H, D] each."""
     p, _ = probabilities(query, key, mask, scale)
-    return torch.einsum("ths,sd->thd", p, key[:, :width])
+    return torch.einsum("ths,sd->thd" if value.dim() == 2 else "ths,shd->thd", p, value)
 
 
 def index_scores(query, key, weights):

@@ -9,6 +9,7 @@ from support import (
     TestCase,
     attention_inputs,
     constant,
+    dense_inputs,
     in_both_layouts,
     index_inputs,
     joined,
@@ -81,7 +82,7 @@ class Attention(TestCase):
 
         def definition(query, key, query_rope, key_rope, mask=mask):
             q, k = joined(s, query, query_rope), joined(s, key, key_rope)[:, 0]
-            return plain.attention(q, k, mask, SCALE, key.shape[-1]).view(query.shape)
+            return plain.attention(q, k, s.flat(key)[:, 0], mask, SCALE).view(query.shape)
 
         self.same(
             lambda *x, indices=indices: self.attend(s, x, indices)[0], definition, inputs
@@ -107,11 +108,131 @@ class Attention(TestCase):
         indices = s.indices(40)
         self.same(
             lambda q, k: ops.sparse_flash_attention(
-                q, k, None, indices, SCALE, layout_query="TND", layout_kv="TND"
+                q, k, None, indices, SCALE, layout_query="TND", layout_kv="TND",
+                actual_seq_lengths_query=torch.tensor(s.ends),
             )[0],
-            lambda q, k: plain.attention(q, k[:, 0], s.mask, SCALE, 64),
+            lambda q, k: plain.attention(q, k[:, 0], k[:, 0], s.mask, SCALE),
             (query, key),
+        )  # fmt: skip
+
+    def compare(self, s, inputs, mask, attend):
+        """attend(query, key, value, query_rope, key_rope, **options) against the definition, with
+        gradients and statistics."""
+        dtype, has_value = inputs[0].dtype, inputs[2] is not None
+        shared = inputs[1].shape[-2] == 1
+
+        def arguments(x):  # with the value that is not there
+            return x if has_value else (*x[:2], None, *x[2:])
+
+        def of_definition(*x):
+            query, key, value, query_rope, key_rope = arguments(x)
+            key, q = joined(s, key, key_rope), joined(s, query, query_rope)
+            value = s.flat(x[1] if value is None else value)
+            return q, *((key[:, 0], value[:, 0]) if shared else (key, value))
+
+        def definition(*x):
+            out = plain.attention(*of_definition(*x), mask, SCALE)
+            return out.view(*x[0].shape[:-1], -1)
+
+        given = [x for x in inputs if x is not None]
+        self.same(lambda *x: attend(*arguments(x))[0], definition, given)
+        _, maximum, total = attend(*inputs, return_softmax_lse=True)
+        q, k, _ = of_definition(*(x.detach().double() for x in given))
+        p, lse = plain.probabilities(q, k, mask, SCALE)
+        as_statistics = s.statistics if shared else s.statistics_by_head
+        self.close(
+            (maximum + total.log()).nan_to_num(neginf=0),
+            as_statistics(lse).nan_to_num(neginf=0), dtype,
+        )  # fmt: skip
+        return p, maximum, total
+
+    @in_both_layouts
+    def test_flash_attention(self, s, dtype):
+        for form in ("absorbed", "shared", "expanded"):
+
+            def attend(query, key, value, query_rope, key_rope, **options):
+                return ops.flash_attention(
+                    query, key, value, SCALE, query_rope=query_rope, key_rope=key_rope,
+                    layout_query=s.layout, layout_kv=s.layout,
+                    **s.tensor_lengths("actual_seq_lengths_query", "actual_seq_lengths_kv"),
+                    **options,
+                )  # fmt: skip
+
+            self.compare(s, dense_inputs(s, dtype, form), s.mask, attend)
+
+    def test_flash_attention_without_rope(self):
+        x = random(1, 9, 2, 16), random(1, 9, 2, 16, seed=1), random(1, 9, 2, 16, seed=2)
+        mask = plain.visible(torch.zeros(9, dtype=torch.long))
+        self.same(
+            lambda q, k, v: ops.flash_attention(q, k, v, SCALE)[0],
+            lambda q, k, v: plain.attention(q[0], k[0], v[0], mask, SCALE)[None],
+            x,
         )
+
+    @in_both_layouts
+    def test_sparse_flash_attention_with_keys_of_each_head(self, s, dtype):
+        inputs, indices = dense_inputs(s, dtype, "expanded"), s.indices(7)
+
+        def attend(query, key, value, query_rope, key_rope, **options):
+            return ops.sparse_flash_attention(
+                query, key, value, indices, SCALE, query_rope=query_rope, key_rope=key_rope,
+                layout_query=s.layout, layout_kv=s.layout, attention_mode=0,
+                **s.tensor_lengths("actual_seq_lengths_query", "actual_seq_lengths_kv"),
+                **options,
+            )  # fmt: skip
+
+        p, maximum, total = self.compare(s, inputs, s.mask_of(indices), attend)
+        head_sum = ops.sparse_attention_head_sum(
+            inputs[0], inputs[1], indices, maximum, total, SCALE,
+            query_rope=inputs[3], key_rope=inputs[4], layout=s.layout,
+        )  # fmt: skip
+        expected = s.by_row(p.sum(1)).gather(-1, indices.long().clamp_min(0))
+        self.close(head_sum, expected.masked_fill(indices < 0, 0), dtype)
+
+    def test_the_last_queries_of_a_sequence(self):
+        """Fewer queries than keys: a shard of the positions."""
+        s = Sequences("TND")
+        indices, q, k = s.indices(7), s.random(4, 32).detach(), s.random(1, 32, seed=1).detach()
+        options = {
+            "layout_query": "TND",
+            "layout_kv": "TND",
+            "actual_seq_lengths_kv": torch.tensor(s.ends),
+        }
+        whole, *_ = ops.sparse_flash_attention(q, k, None, indices, SCALE, **options)
+        part, *_ = ops.sparse_flash_attention(q[20:], k, None, indices[20:], SCALE, **options)
+        self.assertTrue(torch.equal(part, whole[20:]))
+
+    def test_bfloat16(self):
+        """Each result and gradient is rounded once, what it is made of up to three times."""
+        s = Sequences("TND")
+        ends = {"actual_seq_lengths_kv": torch.tensor(s.ends)}
+        layouts = {"layout_query": "TND", "layout_kv": "TND"}
+        indices = s.indices(7)
+        for form in ("absorbed", "expanded"):
+            inputs = dense_inputs(s, torch.bfloat16, form)
+            given = [x for x in inputs if x is not None]
+            wide = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
+            mode = {"attention_mode": 0 if form == "expanded" else 2}
+
+            def attend(query, key, value, *ropes):
+                ropes = dict(zip(("query_rope", "key_rope"), ropes, strict=True))
+                common = ropes | ends | layouts
+                return (
+                    ops.flash_attention(query, key, value, SCALE, **common)[0],
+                    ops.sparse_flash_attention(
+                        query, key, value, indices, SCALE, **common, **mode
+                    )[0],
+                )
+
+            a, b = attend(*inputs), attend(*wide)
+            wide = [x for x in wide if x is not None]
+            for x, y in zip(a, b, strict=True):
+                self.assertEqual(x.dtype, torch.bfloat16)
+                found = [x, *torch.autograd.grad(x.double().square().sum(), given)]
+                expected = [y, *torch.autograd.grad(y.square().sum(), wide)]
+                for one, other in zip(found, expected, strict=True):
+                    error = (one.double() - other).abs().max() / other.abs().max()
+                    self.assertLess(error, 4 * 2**-8)
 
     @in_both_layouts
     def test_dense_attention_head_sum(self, s, dtype):
@@ -124,13 +245,8 @@ class Attention(TestCase):
             )
             lse = lse.nan_to_num(neginf=0).to(dtype)
             maximum, total = lse - 0.5, torch.full_like(lse, 0.5).exp()
-            if heads == 1:
-                maximum, total = s.statistics(maximum), s.statistics(total)
-            else:  # a head of keys for each head of queries: [B, N, S, 1]
-                maximum, total = (
-                    s.statistics(x).squeeze(-3 if s.layout == "TND" else 1)
-                    .transpose(-1, -2).unsqueeze(-1) for x in (maximum, total)
-                )  # fmt: skip
+            as_statistics = s.statistics if heads == 1 else s.statistics_by_head
+            maximum, total = as_statistics(maximum), as_statistics(total)
             found = ops.dense_attention_head_sum(
                 query, key, maximum, total, SCALE, actual_seq_klen=s.ends, layout=s.layout
             )
@@ -191,6 +307,7 @@ class Indexer(TestCase):
         return ops.sparse_flash_attention(
             q, k, None, indices, SCALE, query_rope=q_rope, key_rope=k_rope, layout_query=s.layout,
             layout_kv=s.layout, return_softmax_lse=True,
+            actual_seq_lengths_query=torch.tensor(s.ends),
         )[1:]  # fmt: skip
 
     @in_both_layouts
@@ -314,11 +431,12 @@ class Experts(TestCase):
     def test_grouped_matmul(self):
         counts = torch.tensor([7, 0, 30, 3])
         for dtype in (torch.float32, torch.float64):
-            self.same(
-                lambda x, w: ops.grouped_matmul(x, w, counts),
-                lambda x, w: plain.grouped_matmul(x, w, counts),
-                (random(40, 32, dtype=dtype), random(4, 64, 32, dtype=dtype)),
-            )
+            for n, k in ((64, 32), (1, 7), (33, 250)):
+                self.same(
+                    lambda x, w: ops.grouped_matmul(x, w, counts),
+                    lambda x, w: plain.grouped_matmul(x, w, counts),
+                    (random(40, k, dtype=dtype), random(4, n, k, dtype=dtype)),
+                )
 
 
 class Training(TestCase):

@@ -12,6 +12,7 @@ from support import (
     TestCase,
     attention_inputs,
     constant,
+    dense_inputs,
     index_inputs,
     random,
 )
@@ -78,16 +79,17 @@ def samples_of_sequences(s):
         (query, key, None, indices, SCALE),
         ropes | lengths | in_layout | {"return_softmax_lse": True},
     )
-    yield "sparse_flash_attention", (query, key, None, indices, SCALE), in_layout
+    yield "sparse_flash_attention", (query, key, None, indices, SCALE), lengths | in_layout
+    yield from samples_of_attention(s, indices, lengths | in_layout)
     query, key, query_rope, key_rope = (x.detach() for x in attention)
     ropes = {"query_rope": query_rope, "key_rope": key_rope}
     out, *statistics = ops.sparse_flash_attention(
-        query, key, None, indices, SCALE, **ropes, **in_layout, return_softmax_lse=True
+        query, key, None, indices, SCALE, **ropes, **lengths, **in_layout, return_softmax_lse=True
     )
     yield (
         "sparse_flash_attention_grad",
         (query, key, None, indices, out, out, *statistics, SCALE, 1, query_rope, key_rope),
-        {"layout": s.layout},
+        {"layout": s.layout} | s.tensor_lengths("actual_seq_qlen", "actual_seq_kvlen"),
     )
     layout = {"layout": s.layout}
     yield (
@@ -101,7 +103,7 @@ def samples_of_sequences(s):
     index = [x.detach() for x in index]
     yield "lightning_indexer", tuple(index), lengths | in_layout | {"return_value": True}
     dy = random(*indices.shape).detach()
-    yield "lightning_indexer_grad", (*index[:2], dy, indices, index[2]), layout
+    yield "lightning_indexer_grad", (*index[:2], dy, indices, index[2]), lengths | layout
     head_sum = ops.sparse_attention_head_sum(query, key, indices, *statistics, SCALE, **ropes,
         **layout)  # fmt: skip
     yield "sparse_lightning_indexer_kl_loss_from_head_sum", (*index, indices, head_sum), layout
@@ -112,7 +114,7 @@ def samples_of_sequences(s):
     )
     _, *statistics = ops.sparse_flash_attention(
         query, key, None, s.indices(40), SCALE, **ropes, **both, layout_kv=s.layout,
-        return_softmax_lse=True,
+        return_softmax_lse=True, actual_seq_lengths_query=torch.tensor(s.ends),
     )  # fmt: skip
     keys = layout | {"actual_seq_klen": s.ends}
     yield "dense_attention_head_sum", (query, key, *statistics, SCALE), ropes | keys
@@ -125,6 +127,44 @@ def samples_of_sequences(s):
     )
     head_sum = ops.dense_attention_head_sum(query, key, *statistics, SCALE, **ropes, **keys)
     yield "dense_lightning_indexer_kl_loss_from_head_sum", (*index, head_sum, *of_index), keys
+
+
+def samples_of_attention(s, indices, options):
+    """Dense attention in its forms, and sparse attention with keys of each head."""
+    in_layout = {"layout": s.layout} | s.tensor_lengths("actual_seq_qlen", "actual_seq_kvlen")
+    with_statistics = options | {"return_softmax_lse": True}
+    for form in ("absorbed", "shared", "expanded"):
+        query, key, value, *ropes = dense_inputs(s, torch.float32, form)
+        ropes = dict(zip(("query_rope", "key_rope"), ropes, strict=True))
+        yield "flash_attention", (query, key, value, SCALE), ropes | with_statistics
+        yield "flash_attention", (query, key, value, SCALE), options
+        query, key, query_rope, key_rope = (
+            x.detach() for x in (query, key, *ropes.values())
+        )  # fmt: skip
+        value = value if value is None else value.detach()
+        ropes = {"query_rope": query_rope, "key_rope": key_rope}
+        out, *saved = ops.flash_attention(query, key, value, SCALE, **ropes, **with_statistics)
+        yield (
+            "flash_attention_grad",
+            (query, key, value, out, out, *saved, SCALE, query_rope, key_rope),
+            in_layout,
+        )
+    own_keys = {"attention_mode": 0}
+    out, *saved = ops.sparse_flash_attention(
+        query, key, value, indices, SCALE, **ropes, **with_statistics, **own_keys
+    )
+    yield (
+        "sparse_flash_attention_grad",
+        (query, key, value, indices, out, out, *saved, SCALE, 1, query_rope, key_rope),
+        in_layout | own_keys,
+    )
+    leaves = dense_inputs(s, torch.float32, "expanded")
+    ropes = {"query_rope": leaves[3], "key_rope": leaves[4]}
+    yield (
+        "sparse_flash_attention",
+        (*leaves[:3], indices, SCALE),
+        ropes | with_statistics | own_keys,
+    )
 
 
 class Registration(TestCase):
@@ -194,12 +234,18 @@ class Compiled(TestCase):
             out, maximum, total = ops.sparse_flash_attention(
                 query, key, None, indices, SCALE, query_rope=query_rope, key_rope=key_rope,
                 layout_query="TND", layout_kv="TND", return_softmax_lse=True,
+                actual_seq_lengths_query=ends,
             )  # fmt: skip
             *_, kl = ops.sparse_lightning_indexer_grad_kl_loss(
                 query.detach(), key.detach(), *index, indices, maximum, total, SCALE,
-                query_rope=query_rope, key_rope=key_rope, layout="TND",
+                query_rope=query_rope, key_rope=key_rope, layout="TND", actual_seq_qlen=s.ends,
             )  # fmt: skip
-            x, _, residual = ops.add_rms_norm(hidden, out.flatten(1) @ wo.T / 16, norm)
+            dense, *_ = ops.flash_attention(
+                query, key, None, SCALE, layout_query="TND", layout_kv="TND",
+                actual_seq_lengths_query=ends,
+            )  # fmt: skip
+            out = (out + dense).flatten(1)
+            x, _, residual = ops.add_rms_norm(hidden, out @ wo.T / 16, norm)
             weights, experts, _ = ops.moe_gating_top_k(x @ router.T / 8, 2, norm_type=1)
             rows, places = ops.moe_token_permute(x, experts)
             counts = torch.nn.functional.one_hot(experts.flatten().long(), 8).sum(0)
@@ -258,7 +304,7 @@ class Errors(TestCase):
 
     def test_what_is_not_supported_is_named(self):
         q, k = torch.zeros(1, 3, 2, 32), torch.zeros(1, 3, 1, 32)
-        indices = torch.zeros(1, 3, 1, 2, dtype=torch.int32)
+        indices = torch.tensor([0, -1], dtype=torch.int32).expand(1, 3, 1, 2)
 
         def attend(value=None, **options):
             return ops.sparse_flash_attention(q, k, value, indices, 1.0, **options)
@@ -267,8 +313,11 @@ class Errors(TestCase):
         self.refuses("pre_tokens", attend, pre_tokens=4)
         self.refuses("block_table", attend, block_table=indices)
         self.refuses("sinks", attend, sinks=q)
-        self.refuses("attention_mode and value", attend, attention_mode=0)
-        self.refuses("attention_mode and value", attend, torch.zeros_like(k))
+        self.refuses("attention_mode 0 takes", attend, attention_mode=0)
+        self.refuses("attention_mode 0 takes", attend, torch.zeros_like(k), attention_mode=0)
+        self.refuses("attention_mode is 1, expected 0", attend, attention_mode=1)
+        self.refuses("value: attention_mode 2", attend, torch.zeros_like(k))
+        self.refuses("key_rope .* does not fit key", attend, query_rope=q, key_rope=q)
         self.refuses("sparse_block_size is 2", attend, sparse_block_size=2)
         self.refuses("query_rope and key_rope", attend, query_rope=q)
         self.refuses("'BSND' and 'TND' differ", attend, layout_kv="TND")
@@ -293,6 +342,47 @@ class Errors(TestCase):
         self.refuses("softmax_max", ops.sparse_attention_head_sum, q, k, indices,
                      statistics[..., :1], statistics, 1.0)  # fmt: skip
 
+    def test_a_key_that_a_query_does_not_see_is_named(self):
+        """Of every operator that takes a selection and the lengths of the documents."""
+        cases = {  # layout, lengths: (query, wrong key, what is seen)
+            ("BSND", None): ((0, 1, "0 to 0"), (2, -2, "0 to 2"), (1, 3, "0 to 1")),
+            ("BSND", (2,)): ((2, 0, "it sees none"), (1, 2, "0 to 1")),
+            ("TND", (1, 3)): ((1, 0, "1 to 1"), (2, 0, "1 to 2"), (0, 1, "0 to 0")),
+        }
+        for (layout, ends), wrong in cases.items():
+            for query, key, seen in wrong:
+                with self.subTest(layout=layout, ends=ends, query=query, key=key):
+                    text = f"sparse_indices of query {query} of row 0 hold {key}, .*: {seen};"
+                    for call in self.takes_a_selection(layout, ends, query, key):
+                        self.refuses(text, call)
+        no_lengths = self.takes_a_selection("TND", None, 0, 0)
+        for call in no_lengths:
+            self.refuses("TND needs actual_seq_lengths", call)
+
+    def takes_a_selection(self, layout, ends, query, key):
+        """Calls with one index in an otherwise empty selection."""
+        indices = torch.full((1, 3, 1, 2), -1, dtype=torch.int32)
+        indices[0, query, 0, 1] = key
+        q, k, w = torch.zeros(1, 3, 2, 32), torch.zeros(1, 3, 1, 32), torch.zeros(1, 3, 2)
+        if layout == "TND":
+            indices, q, k, w = indices[0], q[0], k[0], w[0]
+        saved = torch.ones((1, 3, 2) if layout == "TND" else (1, 1, 3, 2))
+        lengths = None if ends is None else torch.tensor(ends)
+        yield lambda: ops.sparse_flash_attention(
+            q, k, None, indices, SCALE, layout_query=layout, layout_kv=layout,
+            actual_seq_lengths_kv=lengths,
+        )  # fmt: skip
+        yield lambda: ops.sparse_flash_attention_grad(
+            q, k, None, indices, q, q, saved, saved, SCALE, 1, layout=layout,
+            actual_seq_qlen=lengths,
+        )  # fmt: skip
+        yield lambda: ops.lightning_indexer_grad(
+            q, k, torch.zeros(indices.shape), indices, w, lengths, layout=layout
+        )
+        yield lambda: ops.sparse_lightning_indexer_grad_kl_loss(
+            q, k, q, k, w, indices, saved, saved, SCALE, actual_seq_klen=ends, layout=layout
+        )
+
     def test_what_a_gradient_gets_from_its_forward_is_checked(self):
         for index in (-1, 4):
             self.refuses("experts must lie in", ops.moe_gating_top_k_backward, torch.ones(2, 4),
@@ -302,7 +392,7 @@ class Errors(TestCase):
                 "query": torch.zeros(1, 3, 2, 32, dtype=dtype),
                 "key": torch.zeros(1, 3, 1, 32, dtype=dtype),
                 "value": None,
-                "sparse_indices": torch.zeros(1, 3, 1, 2, dtype=torch.int32),
+                "sparse_indices": torch.tensor([0, -1]).expand(1, 3, 1, 2).int(),
                 "d_out": torch.zeros(1, 3, 2, 32, dtype=dtype),
                 "out": torch.zeros(1, 3, 2, 32, dtype=dtype),
                 "softmax_max": torch.zeros(1, 1, 3, 2),
@@ -313,7 +403,7 @@ class Errors(TestCase):
             ops.sparse_flash_attention_grad(*arguments.values())
             for text, name, wrong in (
                 ("key: expected", "query", torch.zeros(1, 3, 2, 64, dtype=dtype)),
-                ("key: expected", "key", torch.zeros(1, 3, 2, 32, dtype=dtype)),
+                ("key .*: expected one head", "key", torch.zeros(1, 3, 2, 32, dtype=dtype)),
                 ("indices: expected", "sparse_indices", torch.zeros(1, 2, 1, 2)),
                 ("d_out: expected", "d_out", torch.zeros(1, 3, 1, 32, dtype=dtype)),
                 ("out: expected", "out", torch.zeros(1, 3, 1, 32, dtype=dtype)),
@@ -332,7 +422,7 @@ class Errors(TestCase):
         _, rows = ops.moe_token_permute(tokens, torch.tensor([[0, 1]] * 6))
         permuted, counts = constant(12, 32), torch.tensor([5, 7])
         query, key = constant(1, 6, 2, 32), constant(1, 6, 1, 32)
-        indices = torch.arange(2, dtype=torch.int32).expand(1, 6, 1, 2)
+        indices = torch.tensor([0, -1], dtype=torch.int32).expand(1, 6, 1, 2)
         out, *statistics = ops.sparse_flash_attention(
             query, key, None, indices, SCALE, return_softmax_lse=True
         )

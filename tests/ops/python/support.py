@@ -69,6 +69,10 @@ class Sequences:
             return x.unsqueeze(0)
         return x.view(2, 19, *x.shape[1:]).unsqueeze(1)
 
+    def statistics_by_head(self, x):
+        """[T, H] as [B, H, S, 1], or [H, T, 1], for keys of each head."""
+        return x.view(*self.shape, -1).transpose(-1, -2).unsqueeze(-1)
+
     def indices(self, width, seed=3):
         """Random visible keys in shuffled order, with gaps."""
         generator = torch.Generator().manual_seed(seed)
@@ -88,6 +92,15 @@ def attention_inputs(s, dtype, H=4, D=64, R=32):
         s.random(H, R, dtype=dtype, seed=2),
         s.random(1, R, dtype=dtype, seed=3),
     ]
+
+
+def dense_inputs(s, dtype, form):
+    """query, key, value, query_rope, key_rope of an attention of 4 heads; odd widths."""
+    heads = 4 if form == "expanded" else 1
+    query, value = s.random(4, 40, dtype=dtype), s.random(heads, 24, dtype=dtype, seed=3)
+    key = s.random(heads, 40, dtype=dtype, seed=1)
+    ropes = s.random(4, 8, dtype=dtype, seed=2), s.random(heads, 8, dtype=dtype, seed=4)
+    return query, key, None if form == "absorbed" else value, *ropes
 
 
 def index_inputs(s, dtype, H=3, D=32):

@@ -1,0 +1,85 @@
+// What the distributed forms of our operators share: each picks, axis by axis, where its inputs
+// must lie for the parts to be computed alone (local_map in dtensor.h), from where they lie now.
+#pragma once
+
+#include <torch/library.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "longhaul/base/error.h"
+#include "longhaul/dtensor/dtensor.h"
+
+namespace longhaul::dtensor {
+
+// The mesh of the first DTensor among `tensors`.
+inline const Mesh& mesh_of(std::initializer_list<const Tensor*> tensors) {
+  for (const Tensor* x : tensors) {
+    if (is_dtensor(*x)) return spec_of(*x).mesh;
+  }
+  LONGHAUL_CHECK(false, "a distributed operator without a DTensor");
+}
+
+// Where x lies along one axis; a plain tensor is on every rank.
+inline Placement placement_of(const Tensor& x, size_t axis) {
+  return x.defined() && is_dtensor(x) ? spec_of(x).placements[axis] : Placement::replicate();
+}
+
+// Inputs and outputs of a local_map in the making, an axis at a time.
+class Placing {
+ public:
+  Placing(const Mesh& mesh, std::vector<Tensor> inputs, std::vector<std::vector<int64_t>> outputs)
+      : mesh_(mesh), outputs_(outputs.size()) {
+    for (auto& input : inputs) inputs_.push_back({std::move(input), {}, {}});
+    for (size_t i = 0; i < outputs.size(); ++i) outputs_[i].sizes = std::move(outputs[i]);
+  }
+
+  size_t num_axes() const { return static_cast<size_t>(mesh_->num_axes()); }
+
+  // Every rank computes the same.
+  void replicate() {
+    for (auto& input : inputs_) add(input, Placement::replicate(), Placement::replicate());
+    for (auto& output : outputs_) output.placements.push_back(Placement::replicate());
+  }
+
+  // As share(), but a replicated input has its whole gradient on every rank.
+  void place(std::initializer_list<Placement> inputs, std::initializer_list<Placement> outputs) {
+    size_t i = 0;
+    for (const Placement& placement : inputs) add(inputs_[i++], placement, placement);
+    i = 0;
+    for (const Placement& placement : outputs) outputs_[i++].placements.push_back(placement);
+  }
+
+  // Each rank computes its share: the inputs in these placements (a replicated one then has a
+  // gradient of terms), the outputs in those.
+  void share(std::initializer_list<Placement> inputs, std::initializer_list<Placement> outputs) {
+    size_t i = 0;
+    for (const Placement& placement : inputs) {
+      add(inputs_[i++], placement, placement.is_replicate() ? Placement::partial() : placement);
+    }
+    i = 0;
+    for (const Placement& placement : outputs) outputs_[i++].placements.push_back(placement);
+  }
+
+  std::vector<Tensor> compute(
+      const std::function<std::vector<Tensor>(std::vector<Tensor>)>& f) const {
+    return local_map(mesh_, inputs_, outputs_, f);
+  }
+
+  // Where this rank's part of a tensor of these sizes begins, once all axes are placed.
+  DeviceMesh::Box box_of_input(size_t i) const {
+    return mesh_->local_box(inputs_[i].tensor.sizes(), inputs_[i].placements);
+  }
+
+ private:
+  static void add(LocalInput& input, Placement placement, Placement grad) {
+    input.placements.push_back(placement);
+    input.grads.push_back(grad);
+  }
+
+  Mesh mesh_;
+  std::vector<LocalInput> inputs_;
+  std::vector<LocalOutput> outputs_;
+};
+
+}  // namespace longhaul::dtensor

@@ -1,0 +1,137 @@
+#include "longhaul/parallel/tensor.h"
+
+#include <ATen/ATen.h>
+
+#include <set>
+
+#include "longhaul/base/error.h"
+
+namespace longhaul::parallel {
+namespace {
+
+using dtensor::Mesh;
+using dtensor::Placements;
+
+// The dim of a [B, S, ...] activation that sequence parallelism cuts.
+constexpr int64_t kSequence = 1;
+
+bool ends_in(const std::string& name, const std::string& end) {
+  if (name.size() < end.size() || !name.ends_with(end)) return false;
+  return name.size() == end.size() || name[name.size() - end.size() - 1] == '.';
+}
+
+// The longest entry that fits; null: none.
+const PlanEntry* entry_for(const std::string& module, const TensorPlan& plan) {
+  const PlanEntry* found = nullptr;
+  for (const auto& entry : plan) {
+    if (!ends_in(module, entry.module)) continue;
+    if (found == nullptr || entry.module.size() > found->module.size()) found = &entry;
+  }
+  return found;
+}
+
+std::string module_of(const std::string& parameter, const std::vector<nn::NamedModule>& modules) {
+  // Own names of parameters may hold dots ("experts" has "gate_proj.weight").
+  std::string best;
+  for (const auto& [name, module] : modules) {
+    if (parameter.rfind(name + ".", 0) == 0 && name.size() > best.size()) best = name;
+  }
+  return best;
+}
+
+void make_dtensor(Tensor& slot, const Mesh& mesh, const Placement& placement) {
+  const bool trains = slot.requires_grad();
+  slot = dtensor::distribute(slot.detach(), mesh, {placement}).set_requires_grad(trains);
+}
+
+}  // namespace
+
+ParallelStyle colwise() {
+  return {.parameters = Placement::shard(0), .input = Placement::replicate()};
+}
+ParallelStyle rowwise() {
+  return {.parameters = Placement::shard(1), .output = Placement::shard(kSequence)};
+}
+ParallelStyle sequence_parallel() { return {}; }
+ParallelStyle no_parallel() { return {}; }
+ParallelStyle prepare_input(Placement input) { return {.input = input}; }
+ParallelStyle prepare_output(Placement output) { return {.output = output}; }
+
+// What stands at a module's edges.
+class TensorParallel::Edge : public nn::ModuleHook {
+ public:
+  Edge(nn::Module& module, ParallelStyle style, Mesh mesh)
+      : module_(&module), style_(style), mesh_(std::move(mesh)) {
+    module_->add_hook(this);
+  }
+  ~Edge() override { module_->remove_hook(this); }
+
+  std::vector<Tensor> before(std::vector<Tensor> inputs) override {
+    if (!style_.input) return inputs;
+    if (style_.local) {
+      for (auto& input : inputs) input = part_of(input);
+    } else {
+      inputs[0] = placed(inputs[0], *style_.input);
+    }
+    return inputs;
+  }
+
+  Tensor after(Tensor output) override {
+    if (!style_.output) return output;
+    if (!style_.local) return placed(output, *style_.output);
+    const std::vector<int64_t> sizes = whole_sizes(output);
+    return dtensor::from_local(output, mesh_, {*style_.output}, sizes);
+  }
+
+ private:
+  Tensor placed(const Tensor& x, const Placement& placement) const {
+    const Tensor whole =
+        dtensor::is_dtensor(x) ? x : dtensor::from_local(x, mesh_, {Placement::replicate()});
+    return dtensor::redistribute(whole, {placement});
+  }
+
+  // Of activations the slice of the sequence; of a parameter all, used for this rank's slice.
+  Tensor part_of(const Tensor& x) {
+    if (x.dim() <= kSequence) return x;
+    sequence_ = x.size(kSequence);
+    return dtensor::to_local(placed(x, *style_.input));
+  }
+
+  std::vector<int64_t> whole_sizes(const Tensor& part) const {
+    auto sizes = part.sizes().vec();
+    sizes[kSequence] = sequence_;
+    return sizes;
+  }
+
+  nn::Module* module_;
+  ParallelStyle style_;
+  Mesh mesh_;
+  int64_t sequence_ = 0;  // of the inputs under way
+};
+
+TensorParallel::TensorParallel(nn::Module& model, const TensorPlan& plan, const Mesh& mesh) {
+  const auto modules = model.modules();
+  std::set<std::string> used;
+  for (const auto& parameter : model.parameters()) {
+    const auto* entry = entry_for(module_of(parameter.name, modules), plan);
+    if (entry != nullptr && entry->style.untouched) continue;
+    make_dtensor(*parameter.tensor, mesh,
+                 entry == nullptr ? Placement::replicate() : entry->style.parameters);
+  }
+  for (const auto& [name, module] : modules) {
+    const auto* entry = entry_for(name, plan);
+    if (entry == nullptr) continue;
+    used.insert(entry->module);
+    if (entry->style.input || entry->style.output) {
+      edges_.push_back(std::make_unique<Edge>(*module, entry->style, mesh));
+    }
+  }
+  for (const auto& entry : plan) {
+    LONGHAUL_CHECK(used.count(entry.module) > 0, "tensor parallel plan: no module is called \"{}\"",
+                   entry.module);
+  }
+}
+
+TensorParallel::~TensorParallel() = default;
+
+}  // namespace longhaul::parallel

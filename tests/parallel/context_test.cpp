@@ -1,0 +1,270 @@
+// Context parallelism: which slots a rank takes, and that ranks which share sequences compute what
+// one rank does.
+#include "longhaul/parallel/context.h"
+
+#include <gmock/gmock.h>
+
+#include "longhaul/config/load.h"
+#include "tests/parallel/ranks_of_model.h"
+
+namespace longhaul::testing {
+namespace {
+
+using dtensor::CollectiveKind;
+using parallel::DsaContextParallel;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr SequenceSplit kSplits[] = {SequenceSplit::kContiguous, SequenceSplit::kHeadTail};
+
+// f(cp rank, its context parallelism) on `ranks` ranks.
+void on_context_ranks(int ranks, int64_t seq_len, SequenceSplit split,
+                      const std::function<void(int, const DsaContextParallel&)>& f) {
+  test::run_ranks(ranks, [&](dtensor::World& world) {
+    const Layout layout = {.cp = ranks};
+    const auto dims = parallel::ParallelDims::make(layout.config(), world);
+    f(world.rank(),
+      DsaContextParallel(
+          {.group = dims.mesh->shared_axis("cp"), .seq_len = seq_len, .split = split}));
+  });
+}
+
+std::vector<int64_t> values(const at::Tensor& x) {
+  const auto flat = x.to(at::kLong).reshape(-1).contiguous();
+  return {flat.data_ptr<int64_t>(), flat.data_ptr<int64_t>() + flat.numel()};
+}
+
+TEST(SequenceSplits, SlotsOfEachRank) {
+  std::vector<std::vector<int64_t>> contiguous(2), head_tail(2);
+  on_context_ranks(2, 8, SequenceSplit::kContiguous, [&](int rank, const auto& context) {
+    contiguous[rank] = values(context.positions());
+  });
+  on_context_ranks(2, 8, SequenceSplit::kHeadTail, [&](int rank, const auto& context) {
+    head_tail[rank] = values(context.positions());
+  });
+  EXPECT_THAT(contiguous[0], ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(contiguous[1], ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(head_tail[0], ElementsAre(0, 1, 6, 7));
+  EXPECT_THAT(head_tail[1], ElementsAre(2, 3, 4, 5));
+}
+
+// Tokens A0 A1 A2 B0 B1 B2 B3 and padding: the shift precedes the cut and stops at document edges.
+TEST(SequenceSplits, MtpShiftsPrecedeTheCut) {
+  const int64_t A = 10, B = 20, S = 8, none = -100;
+  const auto ids =
+      at::tensor({A, A + 1, A + 2, B, B + 1, B + 2, B + 3, int64_t{0}, int64_t{0}, int64_t{0}})
+          .unsqueeze(0);
+  const auto labels =
+      at::tensor({A + 1, A + 2, none, B + 1, B + 2, B + 3, none, none, none, none}).unsqueeze(0);
+  const auto positions = at::tensor({0, 1, 2, 0, 1, 2, 3, -1, -1, -1}, at::kLong).unsqueeze(0);
+  const auto whole = v3::prepare_batch(ids, labels, positions, S);
+  const std::vector<std::vector<int64_t>> inputs = {
+      {A, A + 1, A + 2, B, B + 1, B + 2, B + 3, 0},  // of the trunk
+      {A + 1, A + 2, 0, B + 1, B + 2, B + 3, 0, 0},  // shifted by 1
+      {A + 2, 0, 0, B + 2, B + 3, 0, 0, 0}};
+  const std::vector<std::vector<int64_t>> wanted = {
+      {A + 1, A + 2, none, B + 1, B + 2, B + 3, none, none},
+      {A + 2, none, none, B + 2, B + 3, none, none, none},
+      {none, none, none, B + 3, none, none, none, none}};
+  const std::vector<int64_t> starts = {0, 0, 0, 3, 3, 3, 3, 8};
+  for (const auto split : kSplits) {
+    on_context_ranks(2, S, split, [&](int, const auto& context) {
+      const auto slice = context.cut(whole);
+      ASSERT_EQ(slice.towers.size(), 3U);
+      for (size_t tower = 0; tower < 3; ++tower) {
+        const auto& slots = slice.towers[tower];
+        int64_t tokens = 0, targets = 0;
+        for (int64_t i = 0; i < S / 2; ++i) {
+          const auto t = context.positions()[i].template item<int64_t>();
+          EXPECT_EQ(slots.input_ids[0][i].template item<int64_t>(), inputs[tower][t]);
+          EXPECT_EQ(slots.labels[0][i].template item<int64_t>(), wanted[tower][t]);
+          EXPECT_EQ(slots.last_key[0][i].template item<int64_t>(), t);
+          const bool valid = inputs[tower][t] != 0;
+          EXPECT_EQ(slots.valid[0][i].template item<bool>(), valid);
+          EXPECT_EQ(slots.doc_start[0][i].template item<int64_t>(), valid ? starts[t] : t + 1);
+          tokens += valid;
+          targets += wanted[tower][t] != none;
+        }
+        EXPECT_EQ(slots.num_tokens, tokens);
+        EXPECT_EQ(slots.num_labels, targets);
+        EXPECT_TRUE(at::equal(slots.whole_doc_start, whole.towers[tower].doc_start));
+      }
+    });
+  }
+}
+
+TEST(SequenceSplits, RowsComeTogetherInOrderAndTheirGradientsAddUp) {
+  const int64_t B = 2, S = 24, D = 3;
+  const auto whole = normal({B, S, D}, 1);
+  for (const int ranks : {2, 3, 4}) {
+    for (const auto split : kSplits) {
+      on_context_ranks(ranks, S, split, [&](int rank, const auto& context) {
+        const auto cut =
+            context
+                .cut(v3::prepare_batch(at::zeros({B, S}, at::kLong), at::zeros({B, S}, at::kLong),
+                                       at::arange(S).expand({B, S}), S))
+                .cut;
+        const auto own = whole.index_select(1, context.positions()).set_requires_grad(true);
+        const auto all = cut->gather(own);
+        EXPECT_TRUE(at::equal(all.detach(), whole));
+        const auto weight = normal({B, S, D}, 2);
+        const auto grad = torch::autograd::grad({(all * weight * (rank + 1)).sum()}, {own})[0];
+        const auto expected = weight.index_select(1, context.positions()) * ranks * (ranks + 1) / 2;
+        EXPECT_LT(max_difference(grad, expected), 1e-13);
+        EXPECT_EQ(cut->sum(at::tensor({rank})).template item<int64_t>(), ranks * (ranks - 1) / 2);
+      });
+    }
+  }
+}
+
+TEST(SequenceSplits, SequencesThatCannotBeDealtOut) {
+  EXPECT_NO_THROW(parallel::check_sequence_split(12, 3, SequenceSplit::kHeadTail));
+  EXPECT_THAT(message_of([] { parallel::check_sequence_split(9, 3, SequenceSplit::kHeadTail); }),
+              HasSubstr("9 slots cannot be dealt to 3 ranks in 6 chunks (one from the head and one "
+                        "from the tail each); make it a multiple of 6"));
+  EXPECT_NO_THROW(parallel::check_sequence_split(9, 3, SequenceSplit::kContiguous));
+  EXPECT_THAT(message_of([] { parallel::check_sequence_split(0, 2, SequenceSplit::kContiguous); }),
+              HasSubstr("0 slots cannot be dealt to 2 ranks in 2 chunks; make it a multiple of 2"));
+}
+
+// What a job file may say.
+std::string job_error(const std::string& text) {
+  return message_of([&] {
+    parallel::check_context_parallel(parse_job("[parallelism]\n" + text, "job.toml", {}), 2);
+  });
+}
+
+TEST(ContextParallelOfAJob, KindsByName) {
+  EXPECT_EQ(job_error(""), "");
+  EXPECT_EQ(job_error("enable_custom_context_parallel = true"), "");
+  EXPECT_EQ(job_error("enable_custom_context_parallel = true\ncustom_context_parallel_path = "
+                      "\"torchtitan_npu.distributed.context_parallel.dsa_cp."
+                      "AscendDSAContextParallelContext\""),
+            "");
+  const auto unknown =
+      job_error("enable_custom_context_parallel = true\ncustom_context_parallel_path = \"my.dsb\"");
+  EXPECT_THAT(unknown, HasSubstr("job.toml:3: parallelism.custom_context_parallel_path"));
+  EXPECT_THAT(unknown, HasSubstr("unknown context parallelism 'my.dsb', did you mean 'dsa'?"));
+  EXPECT_EQ(job_error("custom_context_parallel_path = \"my.dsb\""), "") << "it is not enabled";
+  EXPECT_THAT(job_error("context_parallel_rotate_method = \"alltoall\""),
+              HasSubstr("set it to \"allgather\""));
+  EXPECT_THAT(job_error("[training]\nseq_len = 6"),
+              HasSubstr("training.seq_len: 6 slots cannot be dealt to 2 ranks in 4 chunks"));
+}
+
+TEST(ContextParallelOfAJob, AnotherKind) {
+  test::run_ranks(2, [](dtensor::World& world) {
+    const auto dims = parallel::ParallelDims::make(Layout{.cp = 2}.config(), world);
+    bool made = false;
+    const parallel::ContextParallelKinds kinds = {
+        {"dsb", [&](const parallel::ContextOptions& options) {
+           made = true;
+           return std::make_unique<DsaContextParallel>(options);
+         }}};
+    const auto job = parse_job(
+        "[parallelism]\nenable_custom_context_parallel = true\n"
+        "custom_context_parallel_path = \"my.dsb\"",
+        "job.toml", {});
+    const parallel::ContextOptions options = {.group = dims.mesh->shared_axis("cp"), .seq_len = 8};
+    EXPECT_NE(parallel::make_context_parallel(job, options, kinds), nullptr);
+    EXPECT_TRUE(made);
+  });
+}
+
+class ContextParallelModel
+    : public ::testing::TestWithParam<std::tuple<v3::IndexerStage, v3::MlaForm, bool>> {};
+
+// Sparse, dense warm-up and off; keys absorbed and expanded; activations kept and computed again.
+TEST_P(ContextParallelModel, EqualsOneRank) {
+  Job job;
+  std::tie(job.settings.stage, job.settings.mla_form, job.settings.recompute_blocks) = GetParam();
+  const Outcome expected = on_one_rank(job);
+  for (const auto split : kSplits) {
+    for (const auto& [dp, cp] : {std::pair{1, 2}, {1, 4}, {2, 2}}) {
+      const Layout layout = {.dp = dp, .cp = cp, .split = split};
+      SCOPED_TRACE(layout.text());
+      expect_same(on_ranks(layout, job), expected, 1e-11);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Stages, ContextParallelModel,
+    ::testing::Combine(::testing::Values(v3::IndexerStage::kSparse, v3::IndexerStage::kDenseWarmup,
+                                         v3::IndexerStage::kOff),
+                       ::testing::Values(v3::MlaForm::kAbsorbed, v3::MlaForm::kExpanded),
+                       ::testing::Bool()));
+
+// With the weights cut over the same ranks.
+TEST(ContextParallelModel, UnderFsdp) {
+  for (const auto stage : {v3::IndexerStage::kSparse, v3::IndexerStage::kDenseWarmup}) {
+    for (const bool recompute : {false, true}) {
+      Job job;
+      job.settings.stage = stage;
+      job.settings.recompute_blocks = recompute;
+      const Outcome expected = on_one_rank(job);
+      for (const auto& [dp, cp] : {std::pair{1, 4}, {2, 2}}) {
+        const Layout layout = {.dp = dp, .cp = cp, .fsdp = true};
+        SCOPED_TRACE(layout.text());
+        expect_same(on_ranks(layout, job), expected, 1e-11);
+      }
+    }
+  }
+}
+
+// The CPU kernels; fp32 sums in another order.
+TEST(ContextParallelKernels, EqualOneRank) {
+  for (const auto stage : {v3::IndexerStage::kSparse, v3::IndexerStage::kDenseWarmup}) {
+    Job job;
+    job.settings.stage = stage;
+    job.settings.param_dtype = job.settings.compute_dtype = at::kFloat;
+    job.prepare = [](v3::Model& model) {
+      for (const auto& slot : model.kernels()) *slot.kernel = ops::Kernel::kFused;
+    };
+    const Outcome expected = on_one_rank(job);
+    for (const auto split : kSplits) {
+      expect_same(on_ranks({.cp = 2, .split = split}, job), expected, 2e-5);
+    }
+  }
+}
+
+// Without auxiliary losses the same parameters have gradients on every layout.
+TEST(ContextParallelModel, CoefficientsOfZero) {
+  Job job;
+  job.settings = fp64_settings();
+  job.settings.indexer_loss_coeff = 0;
+  expect_same(on_ranks({.cp = 4}, job), on_one_rank(job), 1e-11);
+}
+
+// Each layer gathers its latents with the rope keys and its index keys once, and sends back their
+// gradients once; the mixture-of-experts layers add up their counts for the balance loss.
+TEST(ContextParallelModel, WhatIsExchanged) {
+  const Job job;
+  const int64_t layers = job.config.num_hidden_layers + job.config.num_nextn_predict_layers;
+  const int64_t moe_layers = layers - job.config.first_k_dense_replace;
+  const int64_t width =
+      job.config.kv_lora_rank + job.config.qk_rope_head_dim + job.config.index_head_dim;
+  const int64_t B = 4, own = B * kSlots / 2 * width * 8;  // bytes
+  test::run_ranks(2, [&](dtensor::World& world) {
+    RankOfModel rank(world, {.cp = 2}, job);
+    const auto expect = [&](CollectiveKind kind, int64_t count, int64_t bytes) {
+      const auto total = world.log().total(kind, "cp");
+      EXPECT_EQ(total.count, count) << dtensor::name_of(kind);
+      EXPECT_EQ(total.bytes, bytes) << dtensor::name_of(kind);
+    };
+    world.log().clear();
+    rank.forward();
+    expect(CollectiveKind::kAllGather, 2 * layers, layers * own);
+    expect(CollectiveKind::kAllReduce, moe_layers,
+           moe_layers * B * (job.config.n_routed_experts + 1) * 8);
+    expect(CollectiveKind::kReduceScatter, 0, 0);
+    world.log().clear();
+    rank.backward();
+    expect(CollectiveKind::kReduceScatter, 2 * layers, layers * own * 2);
+    expect(CollectiveKind::kAllGather, 0, 0);
+    expect(CollectiveKind::kAllReduce, 0, 0);
+  });
+}
+
+}  // namespace
+}  // namespace longhaul::testing
