@@ -3,9 +3,13 @@
 #include <atomic>
 #include <csignal>
 
+#include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
 #include "longhaul/cli/commands.h"
 #include "longhaul/cli/job.h"
+#include "longhaul/cli/launcher.h"
+#include "longhaul/cli/rank_environment.h"
+#include "longhaul/config/degrees.h"
 #include "longhaul/config/write.h"
 #include "longhaul/train/run.h"
 
@@ -26,12 +30,36 @@ void catch_signals() {
   for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
 }
 
-void train(const CLI::App& command) {
+// This process's end of the job's ranks.
+dtensor::World world_of(const JobConfig& config) {
+  const auto found = rank_environment(process_variables());
+  if (!found) return dtensor::World::single();
+  check_degrees(config, found->size);
+  return dtensor::World::process(found->rank, found->size, found->host, found->port,
+                                 std::chrono::seconds(config.comm.init_timeout_seconds));
+}
+
+// The command line that each rank gets: this one, without the number of ranks.
+std::vector<std::string> words_of_rank(const CLI::App& command) {
+  std::vector<std::string> words = {command.get_name()};
+  for (const auto& word : command.remaining()) words.push_back(word);
+  return words;
+}
+
+void train(const CLI::App& command, int64_t ranks) {
   const JobConfig config = load_job_of(command).config;
+  if (ranks != 1) {
+    check_degrees(config, ranks);
+    if (rank_environment(process_variables())) {
+      fail_user("--ranks {}: another launcher has started the ranks already; leave it out", ranks);
+    }
+    launch_ranks(narrow<int>(ranks), words_of_rank(command));
+    return;
+  }
   if (config.metrics.disable_color_printing) log::configure(false);
   if (config.job.print_config) log::info("\n{}", to_toml(config));
   catch_signals();
-  dtensor::World world = dtensor::World::single();
+  dtensor::World world = world_of(config);
   train::run_training(config, stop_requested, world);
 }
 
@@ -48,7 +76,11 @@ void add_train_command(CLI::App& app) {
   command->footer(
       "Example:\n  longhaul train configs/quickstart.toml --training.steps 100 --optimizer.lr "
       "1e-4");
-  command->callback([command] { train(*command); });
+  auto ranks = std::make_shared<int64_t>(1);
+  command->add_option("--ranks", *ranks,
+                      "Start that many processes on this machine; torchrun, srun and mpirun are "
+                      "understood, too");
+  command->callback([command, ranks] { train(*command, *ranks); });
 }
 
 }  // namespace longhaul::cli

@@ -1,0 +1,94 @@
+#include "longhaul/cli/rank_environment.h"
+
+#include <charconv>
+#include <cstdlib>
+
+#include "longhaul/base/error.h"
+
+namespace longhaul::cli {
+namespace {
+
+constexpr int kDefaultPort = 29500;  // torchrun's
+constexpr int kSlurmPorts = 20000;   // from there on, by the job's number
+
+// Who sets which variables.
+struct Launcher {
+  const char *name, *rank, *size, *local_size;
+};
+constexpr Launcher kLaunchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"},
+    {"SLURM", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"},
+};
+
+int number(const std::string& name, const std::string& text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0) {
+    fail_user("the environment's {} is '{}', which is no number of ranks or ports", name, text);
+  }
+  return value;
+}
+
+// The first node of "node[03-05,09],other": "node03".
+std::string first_node(const std::string& list) {
+  const size_t end = list.find_first_of(",[");
+  if (end == std::string::npos || list[end] == ',') return list.substr(0, end);
+  const size_t stop = list.find_first_of(",-]", end);
+  return list.substr(0, end) + list.substr(end + 1, stop - end - 1);
+}
+
+void find_host(const Variables& variables, const Launcher& launcher, RankEnvironment& found) {
+  if (const auto host = variables("MASTER_ADDR")) {
+    found.host = *host;
+  } else if (const auto nodes = variables("SLURM_STEP_NODELIST");
+             nodes && launcher.name == std::string("SLURM")) {
+    found.host = first_node(*nodes);
+  } else if (variables(launcher.local_size) == std::to_string(found.size)) {
+    found.host = "127.0.0.1";
+  } else {
+    fail_user(
+        "{} started rank {} of {}, but not where rank 0 listens: set MASTER_ADDR to its host and "
+        "MASTER_PORT to a free port on it",
+        launcher.name, found.rank, found.size);
+  }
+  if (const auto port = variables("MASTER_PORT")) {
+    found.port = number("MASTER_PORT", *port);
+  } else if (const auto job = variables("SLURM_JOB_ID")) {
+    found.port = kSlurmPorts + number("SLURM_JOB_ID", *job) % kSlurmPorts;
+  } else {
+    found.port = kDefaultPort;
+  }
+}
+
+}  // namespace
+
+Variables process_variables() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value == nullptr || *value == '\0' ? std::nullopt : std::optional<std::string>(value);
+  };
+}
+
+std::optional<RankEnvironment> rank_environment(const Variables& variables) {
+  for (const auto& launcher : kLaunchers) {
+    const auto rank = variables(launcher.rank), size = variables(launcher.size);
+    if (!rank || !size) continue;
+    RankEnvironment found{.rank = number(launcher.rank, *rank),
+                          .size = number(launcher.size, *size),
+                          .host = {},
+                          .port = 0,
+                          .origin = fmt::format("{}'s {}", launcher.name, launcher.rank)};
+    if (found.size <= 1) continue;
+    if (found.rank >= found.size) {
+      fail_user("the environment's {} is {}, but {} says that there are {} ranks", launcher.rank,
+                found.rank, launcher.size, found.size);
+    }
+    find_host(variables, launcher, found);
+    return found;
+  }
+  return std::nullopt;
+}
+
+}  // namespace longhaul::cli
