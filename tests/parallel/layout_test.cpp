@@ -104,9 +104,11 @@ INSTANTIATE_TEST_SUITE_P(All, Variants, ::testing::ValuesIn(kVariants),
 // Over sockets, as processes would.
 TEST(LayoutRuns, TrainLikeOneRankThroughGloo) {
   const LayoutJob job;
-  const Layout layout{.dp_replicate = 2, .dp_shard = 2};
-  job.train(layout, "run", {}, {.transport = test::Transport::kGloo});
-  expect_same(job.result("run"), one_rank({}));
+  for (const Layout& layout :
+       {Layout{.dp_replicate = 2, .dp_shard = 2}, Layout{.dp_shard = 2, .cp = 2, .ep = 4}}) {
+    job.train(layout, layout.name(), {}, {.transport = test::Transport::kGloo});
+    expect_same(job.result(layout.name()), one_rank({}));
+  }
 }
 
 TEST(LayoutRuns, TwoRunsAreBitEqual) {
@@ -176,17 +178,22 @@ TEST(LayoutRuns, ACheckpointGoesOnInAnotherLayout) {
 // Each rank reads its part of a folder with one tensor for each expert.
 TEST(LayoutRuns, StartsFromAHuggingFaceFolder) {
   const GoldenJob job("hf_base", load_golden("hf_base/train20.safetensors").at("batches"));
-  const auto first_step = [&](int shard, const std::string& folder) {
+  const auto first_step = [&](const Layout& layout) {
     const JobConfig config =
         job.config({"--training.dtype", "float64", "--training.steps", "1", "--debug.dump_steps",
                     "1", "--training.local_batch_size", "1", "--training.global_batch_size", "5",
-                    "--parallelism.data_parallel_shard_degree", std::to_string(shard),
-                    "--job.dump_folder", (job.folder.path() / folder).string()});
+                    "--parallelism.data_parallel_shard_degree", std::to_string(layout.dp_shard),
+                    "--parallelism.context_parallel_degree", std::to_string(layout.cp),
+                    "--parallelism.expert_parallel_degree", std::to_string(layout.ep),
+                    "--job.dump_folder", (job.folder.path() / layout.name()).string()});
     const std::atomic<bool> stop{false};
-    test::run_ranks(shard, [&](auto& world) { train::run_training(config, stop, world); });
-    return checkpoint::load_safetensors(job.folder.path() / folder / "dump/step-1.safetensors");
+    test::run_ranks(layout.ranks(), [&](auto& world) { train::run_training(config, stop, world); });
+    return checkpoint::load_safetensors(job.folder.path() / layout.name() /
+                                        "dump/step-1.safetensors");
   };
-  expect_same_step(first_step(5, "ranks"), first_step(1, "alone"), 1, {});
+  const auto alone = first_step({});
+  expect_same_step(first_step({.dp_shard = 5}), alone, 1, {});
+  expect_same_step(first_step({.cp = 4, .ep = 2}), alone, 1, {});
 }
 
 // 144 rows in batches of 5: the last ones are padding, and on 4 ranks some ranks have nothing else.
