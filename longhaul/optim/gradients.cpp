@@ -16,7 +16,9 @@ namespace {
 std::vector<at::Tensor> gradients_of(const std::vector<nn::NamedParameter>& parameters) {
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : parameters) {
-    if (parameter.tensor->grad().defined()) gradients.push_back(parameter.tensor->grad());
+    const at::Tensor& grad = parameter.tensor->grad();
+    // A shard may be empty.
+    if (grad.defined() && grad.numel() > 0) gradients.push_back(grad);
   }
   return gradients;
 }

@@ -18,7 +18,7 @@
 namespace longhaul::train {
 namespace {
 
-void check_memory(const JobConfig& config, const ResolvedModel& resolved) {
+void check_memory(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces) {
   const at::Device device = choose_device(config);
   if (!device.is_cpu()) return;
   const auto settings = model_settings(config, device);
@@ -26,15 +26,16 @@ void check_memory(const JobConfig& config, const ResolvedModel& resolved) {
   // In the dense warm-up only the indexer has gradients and moments.
   const bool trunk_learns = settings.stage != deepseek_v3::IndexerStage::kDenseWarmup;
   const int64_t needed = parameters * static_cast<int64_t>(c10::elementSize(settings.param_dtype)) *
-                         (trunk_learns ? 4 : 1);
+                         (trunk_learns ? 4 : 1) / pieces;
   if (needed <= machine_memory_bytes()) return;
   fail_setting(
       config, "model.flavor",
       fmt::format(
-          "{} parameters in {} take {} for weights{}, activations not counted; this machine "
+          "{} parameters in {} take {} for weights{}{}, activations not counted; this machine "
           "has {}; take a smaller model.flavor",
           with_commas(parameters), config.training.dtype, human_bytes(static_cast<double>(needed)),
           trunk_learns ? ", gradients and moments" : "",
+          pieces == 1 ? "" : fmt::format(" on each of {} ranks", pieces),
           human_bytes(static_cast<double>(machine_memory_bytes()))));
 }
 
@@ -59,9 +60,9 @@ void check_converters(const JobConfig& config) {
                [&] { converters::check(config.model.converters, converter_properties(config)); });
 }
 
-void check_machine(const JobConfig& config, const ResolvedModel& resolved) {
+void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces) {
   check_no_decay(config, resolved);
-  check_memory(config, resolved);
+  check_memory(config, resolved, pieces);
   check_initial_weights(config);
 }
 

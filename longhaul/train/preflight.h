@@ -11,7 +11,8 @@ namespace longhaul::train {
 void check_converters(const JobConfig& config);
 
 // Throws UserError if the job cannot run here: too little memory for the weights, gradients and
-// moments, initial weights that are not there, a pattern of optimizer.no_decay without a parameter.
-void check_machine(const JobConfig& config, const ResolvedModel& resolved);
+// moments, of which this rank has one of `pieces`; initial weights that are not there; a pattern of
+// optimizer.no_decay without a parameter.
+void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces = 1);
 
 }  // namespace longhaul::train

@@ -120,8 +120,9 @@ constexpr int64_t kNone = -1;
 class Run {
  public:
   Run(const JobConfig& config, const ResolvedModel& resolved, const parallel::ParallelDims& dims,
-      const std::atomic<bool>& stop)
+      dtensor::World& world, const std::atomic<bool>& stop)
       : config_(config),
+        world_(world),
         stop_(stop),
         resolved_(resolved),
         trainer_(config, resolved_, dims),
@@ -149,6 +150,7 @@ class Run {
   void save(bool last);
 
   const JobConfig& config_;
+  dtensor::World& world_;
   const std::atomic<bool>& stop_;
   ResolvedModel resolved_;
   Trainer trainer_;
@@ -164,6 +166,8 @@ Outcome Run::execute() {
   prepare();
   while (!is_last()) {
     StepMetrics metrics = take_step();
+    // The first step takes longer.
+    world_.set_timeout(std::chrono::seconds(config_.comm.train_timeout_seconds));
     after_step(metrics);
     if (!is_last() && wants_to_stop()) {
       save(/*last=*/false);
@@ -352,11 +356,12 @@ Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop,
                      dtensor::World& world) {
   const Quiet quiet(world.rank() > 0);
   refuse_missing_behaviour(config, world.size());
+  world.set_timeout(std::chrono::seconds(config.comm.init_timeout_seconds));
   const auto dims = parallel::ParallelDims::make(config, world);
   set_determinism(config);
   const ResolvedModel resolved = resolve_model(config);
   check_converters(config);
-  check_machine(config, resolved);
+  check_machine(config, resolved, dims.fsdp->size());
   const FileDescriptor claim = dims.is_first() ? claim_run_folder(config) : FileDescriptor();
   const int64_t finished = ask_first(dims, [&] { return finished_step(config).value_or(kNone); });
   if (finished != kNone) {
@@ -364,7 +369,7 @@ Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop,
               config.training.steps, finished, checkpoint_folder(config).string());
     return Outcome::kAlreadyDone;
   }
-  return Run(config, resolved, dims, stop).execute();
+  return Run(config, resolved, dims, world, stop).execute();
 }
 
 }  // namespace longhaul::train

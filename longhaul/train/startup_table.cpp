@@ -108,6 +108,9 @@ std::string startup_table(const JobConfig& config, const ResolvedModel& resolved
               fmt::format("only deterministic algorithms, else {}",
                           config.debug.deterministic_warn_only ? "a warning" : "an error"));
   }
+  if (const auto& degrees = trainer.dims().degrees; degrees.ranks > 1) {
+    table.row("ranks", degrees.text() + "; memory is that of one rank");
+  }
   table.row("batch", fmt::format("{} rows of {} = {} tokens a step, {} micro-batch{}", sizes.global,
                                  config.training.seq_len,
                                  with_commas(sizes.global * config.training.seq_len),

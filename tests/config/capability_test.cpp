@@ -76,6 +76,17 @@ TEST(Capability, EverySettingThatIsNotThere) {
   for (const auto& [words, key] : cases) EXPECT_EQ(missing(words), Strings{key}) << key;
 }
 
+// Whether the degrees multiply to the number of ranks is another question (degrees.h).
+TEST(Capability, DataParallelismNeedsMoreThanOneRank) {
+  const Strings words = {"--parallelism.data_parallel_shard_degree", "2",
+                         "--parallelism.data_parallel_replicate_degree", "2"};
+  const auto config = parse_job(kData, "job.toml", words);
+  EXPECT_EQ(keys_of(missing_behaviour(config, 1)),
+            (Strings{"parallelism.data_parallel_replicate_degree",
+                     "parallelism.data_parallel_shard_degree"}));
+  EXPECT_NO_THROW(refuse_missing_behaviour(config, 4));
+}
+
 TEST(Capability, ConvertersThatAreThere) {
   EXPECT_EQ(missing({"--model.converters", "dsa,npu_rms_norm,rope,npu_permute"}), Strings{});
   EXPECT_EQ(missing({"--model.converters", "npu_dsa,rms_norm,npu_rope,permute,cross_entropy"}),

@@ -112,13 +112,13 @@ class LayoutJob {
   }
 
   train::Outcome train(const Layout& layout, const std::string& run,
-                       const Overrides& overrides = {}) const {
+                       const Overrides& overrides = {}, const test::RankOptions& ranks = {}) const {
     const JobConfig job = config(layout, run, overrides);
     const std::atomic<bool> stop{false};
     std::atomic<train::Outcome> outcome{};
-    test::run_ranks(layout.ranks(), [&](dtensor::World& world) {
-      outcome = train::run_training(job, stop, world);
-    });
+    test::run_ranks(
+        layout.ranks(),
+        [&](dtensor::World& world) { outcome = train::run_training(job, stop, world); }, ranks);
     return outcome;
   }
 

@@ -79,6 +79,14 @@ TEST_P(Variants, TrainLikeOneRank) {
 INSTANTIATE_TEST_SUITE_P(All, Variants, ::testing::ValuesIn(kVariants),
                          [](const auto& info) { return info.param.name; });
 
+// Over sockets, as processes would.
+TEST(LayoutRuns, TrainLikeOneRankThroughGloo) {
+  const LayoutJob job;
+  const Layout layout{.dp_replicate = 2, .dp_shard = 2};
+  job.train(layout, "run", {}, {.transport = test::Transport::kGloo});
+  expect_same(job.result("run"), one_rank({}));
+}
+
 TEST(LayoutRuns, TwoRunsAreBitEqual) {
   const Overrides fp32 = {"--training.dtype", "float32"};
   const Layout layout{.dp_replicate = 2, .dp_shard = 3};
@@ -141,6 +149,22 @@ TEST(LayoutRuns, ACheckpointGoesOnInAnotherLayout) {
   }
   EXPECT_EQ(ours.trainer.at("rows"), theirs.trainer.at("rows"));
   EXPECT_EQ(job.train(layouts[0], "run", overrides(3)), train::Outcome::kAlreadyDone);
+}
+
+// Each rank reads its part of a folder with one tensor for each expert.
+TEST(LayoutRuns, StartsFromAHuggingFaceFolder) {
+  const GoldenJob job("hf_base", load_golden("hf_base/train20.safetensors").at("batches"));
+  const auto first_step = [&](int shard, const std::string& folder) {
+    const JobConfig config =
+        job.config({"--training.dtype", "float64", "--training.steps", "1", "--debug.dump_steps",
+                    "1", "--training.local_batch_size", "1", "--training.global_batch_size", "5",
+                    "--parallelism.data_parallel_shard_degree", std::to_string(shard),
+                    "--job.dump_folder", (job.folder.path() / folder).string()});
+    const std::atomic<bool> stop{false};
+    test::run_ranks(shard, [&](auto& world) { train::run_training(config, stop, world); });
+    return checkpoint::load_safetensors(job.folder.path() / folder / "dump/step-1.safetensors");
+  };
+  expect_same_step(first_step(5, "ranks"), first_step(1, "alone"), 1, {});
 }
 
 // 144 rows in batches of 5: the last ones are padding, and on 4 ranks some ranks have nothing else.
