@@ -26,14 +26,18 @@ bool loads_initial(const JobConfig& config) {
 }
 
 // Of a single rank; on more the degrees must multiply to their number.
-std::vector<Rule> data_parallel_rules() {
+std::vector<Rule> one_rank_rules() {
+  const char* one_process = "this version trains in one process; set it to 1";
   return {
       {"parallelism.data_parallel_replicate_degree",
-       [](auto& c) { return c.parallelism.data_parallel_replicate_degree > 1; },
-       "this version trains in one process; set it to 1"},
+       [](auto& c) { return c.parallelism.data_parallel_replicate_degree > 1; }, one_process},
       {"parallelism.data_parallel_shard_degree",
        [](auto& c) { return c.parallelism.data_parallel_shard_degree > 1; },
        "this version trains in one process; set it to 1 or -1"},
+      {"parallelism.context_parallel_degree",
+       [](auto& c) { return c.parallelism.context_parallel_degree > 1; }, one_process},
+      {"parallelism.expert_parallel_degree",
+       [](auto& c) { return c.parallelism.expert_parallel_degree > 1; }, one_process},
   };
 }
 
@@ -44,10 +48,12 @@ std::vector<Rule> parallel_rules() {
        [](auto& c) { return c.parallelism.tensor_parallel_degree > 1; }, one_process},
       {"parallelism.pipeline_parallel_degree",
        [](auto& c) { return c.parallelism.pipeline_parallel_degree > 1; }, one_process},
-      {"parallelism.context_parallel_degree",
-       [](auto& c) { return c.parallelism.context_parallel_degree > 1; }, one_process},
-      {"parallelism.expert_parallel_degree",
-       [](auto& c) { return c.parallelism.expert_parallel_degree > 1; }, one_process},
+      {"parallelism.expert_parallel_comm_backend",
+       [](auto& c) {
+         return c.parallelism.expert_parallel_degree > 1 &&
+                c.parallelism.expert_parallel_comm_backend == "deepep";
+       },
+       "tokens travel by all-to-all only in this version; set it to \"standard\""},
       {"comm.mode", [](auto& c) { return c.comm.mode != "default"; },
        "there is no stand-in for communication yet; set it to \"default\""},
       {"fault_tolerance.enable", [](auto& c) { return c.fault_tolerance.enable; },
@@ -190,7 +196,7 @@ std::string Remark::line() const {
 std::vector<Remark> missing_behaviour(const JobConfig& config, int64_t ranks) {
   std::vector<Remark> found;
   append_matching(training_rules(), config, found);
-  if (ranks == 1) append_matching(data_parallel_rules(), config, found);
+  if (ranks == 1) append_matching(one_rank_rules(), config, found);
   for (const auto& rules : {parallel_rules(), checkpoint_rules(), report_rules()}) {
     append_matching(rules, config, found);
   }

@@ -142,6 +142,7 @@ struct Parallelism {
   std::string expert_parallel_comm_backend = "standard";
   bool enable_custom_context_parallel = false;
   std::string custom_context_parallel_path;
+  std::string context_parallel_load_balancer = "headtail";
 };
 
 struct Checkpoint {

@@ -46,7 +46,11 @@ void add_context_and_expert(Section& section) {
   section.recipe("enable_custom_context_parallel", &S::enable_custom_context_parallel,
                  "Context parallelism of the model's own attention, as DSA needs it.");
   section.recipe("custom_context_parallel_path", &S::custom_context_parallel_path,
-                 "Python class of it; not read here.");
+                 "Its name: dsa, or the recipe's class; empty: dsa.");
+  section.own("context_parallel_load_balancer", &S::context_parallel_load_balancer,
+              "headtail: a rank takes a chunk from the head of the sequence and one from its tail, "
+              "so that all have as much to attend to; none: consecutive slots.",
+              one_of({"headtail", "none"}));
 }
 
 void add_parallelism(std::vector<Option>& table) {

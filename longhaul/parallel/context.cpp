@@ -46,17 +46,20 @@ Slots slice_of_slots(const Slots& whole, const Tensor& positions) {
 // Gathers rows of the ranks and puts them into the order of the sequence.
 class GatheredSequence : public deepseek_v3::SequenceCut {
  public:
-  GatheredSequence(const ContextOptions& options) : group_(options.group) {
+  GatheredSequence(const ContextOptions& options, int64_t seq_len) : group_(options.group) {
     std::vector<Tensor> positions;
     for (int64_t rank = 0; rank < group_->size(); ++rank) {
-      const auto runs =
-          ContextParallel::runs_of(options.seq_len, group_->size(), options.split, rank);
+      const auto runs = slice_of_rank(seq_len, group_->size(), options.split, rank);
       positions.push_back(positions_of(runs));
       if (rank == group_->rank()) runs_ = runs;
     }
     if (options.split == SequenceSplit::kContiguous) return;  // they arrive in order
-    position_of_row_ = at::cat(positions).to(options.device);
-    row_of_position_ = position_of_row_.argsort();
+    const Tensor position_of_row = at::cat(positions);
+    const Tensor row_of_position =
+        at::empty_like(position_of_row)
+            .scatter_(0, position_of_row, at::arange(seq_len, at::kLong));
+    position_of_row_ = position_of_row.to(options.device);
+    row_of_position_ = row_of_position.to(options.device);
   }
 
   // Tensor parallelism cuts the slice once more: it is put together first, and the whole is then on
@@ -92,6 +95,11 @@ class GatheredSequence : public deepseek_v3::SequenceCut {
 
 std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 
+SequenceSplit split_of(const JobConfig& config) {
+  return config.parallelism.context_parallel_load_balancer == "none" ? SequenceSplit::kContiguous
+                                                                     : SequenceSplit::kHeadTail;
+}
+
 // The name of the kind that the job asks for.
 std::string kind_of(const JobConfig& config, const ContextParallelKinds& kinds) {
   const char* key = "parallelism.custom_context_parallel_path";
@@ -120,8 +128,9 @@ void check_sequence_split(int64_t seq_len, int64_t ranks, SequenceSplit split) {
       chunks);
 }
 
-std::vector<SliceRun> ContextParallel::runs_of(int64_t seq_len, int64_t ranks, SequenceSplit split,
-                                               int64_t rank) {
+std::vector<SliceRun> slice_of_rank(int64_t seq_len, int64_t ranks, SequenceSplit split,
+                                    int64_t rank) {
+  check_sequence_split(seq_len, ranks, split);
   const int64_t chunk = seq_len / chunks_of(ranks, split);
   std::vector<SliceRun> runs = {{.slot = 0, .position = rank * chunk, .count = chunk}};
   if (split == SequenceSplit::kHeadTail) {
@@ -130,27 +139,20 @@ std::vector<SliceRun> ContextParallel::runs_of(int64_t seq_len, int64_t ranks, S
   return runs;
 }
 
-ContextParallel::ContextParallel(ContextOptions options) : options_(std::move(options)) {
-  const int64_t ranks = options_.group->size();
-  check_sequence_split(options_.seq_len, ranks, options_.split);
-  positions_ =
-      positions_of(runs_of(options_.seq_len, ranks, options_.split, options_.group->rank()));
-}
-
 deepseek_v3::Batch ContextParallel::cut(const deepseek_v3::Batch& whole) const {
+  LONGHAUL_CHECK(whole.cut == nullptr, "this batch holds slices of sequences already");
+  const int64_t seq_len = whole.towers.at(0).input_ids.size(1);
   deepseek_v3::Batch slice;
-  for (const auto& slots : whole.towers) {
-    LONGHAUL_CHECK(slots.input_ids.size(1) == options_.seq_len && !slots.last_key.defined(),
-                   "a batch of {} slots, expected whole sequences of {}", slots.input_ids.size(1),
-                   options_.seq_len);
-    slice.towers.push_back(slice_of_slots(slots, positions_));
-  }
-  slice.cut = sequence_cut();
+  slice.cut = sequence_cut(seq_len);
+  const Tensor positions = positions_of(slice.cut->runs());
+  for (const auto& slots : whole.towers) slice.towers.push_back(slice_of_slots(slots, positions));
   return slice;
 }
 
-DsaContextParallel::DsaContextParallel(const ContextOptions& options)
-    : ContextParallel(options), cut_(std::make_shared<GatheredSequence>(options)) {}
+std::shared_ptr<const deepseek_v3::SequenceCut> DsaContextParallel::sequence_cut(
+    int64_t seq_len) const {
+  return std::make_shared<GatheredSequence>(options(), seq_len);
+}
 
 ContextParallelKinds built_in_context_parallel() {
   const auto dsa = [](const ContextOptions& options) {
@@ -168,17 +170,20 @@ void check_context_parallel(const JobConfig& config, int64_t ranks,
                  "\"alltoall\": key rows are gathered, they do not go round; set it to "
                  "\"allgather\"");
   }
-  name_setting(config, "training.seq_len", [&] {
-    check_sequence_split(config.training.seq_len, ranks, ContextOptions{}.split);
-  });
+  const auto check_split = [&](const char* key, int64_t seq_len) {
+    name_setting(config, key, [&] { check_sequence_split(seq_len, ranks, split_of(config)); });
+  };
+  check_split("training.seq_len", config.training.seq_len);
+  if (config.validation.enable) check_split("validation.seq_len", config.validation.seq_len);
 }
 
-std::unique_ptr<ContextParallel> make_context_parallel(const JobConfig& config,
-                                                       const ContextOptions& options,
+std::unique_ptr<ContextParallel> make_context_parallel(const JobConfig& config, const Group& group,
+                                                       at::Device device,
                                                        const ContextParallelKinds& kinds) {
-  if (options.group->size() == 1) return nullptr;
-  check_context_parallel(config, options.group->size(), kinds);
-  return kinds.at(kind_of(config, kinds))(options);
+  if (group->size() == 1) return nullptr;
+  check_context_parallel(config, group->size(), kinds);
+  return kinds.at(kind_of(config, kinds))(
+      {.group = group, .split = split_of(config), .device = device});
 }
 
 }  // namespace longhaul::parallel

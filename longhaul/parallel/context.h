@@ -26,9 +26,12 @@ enum class SequenceSplit { kContiguous, kHeadTail };
 // can be dealt to `ranks` ranks.
 void check_sequence_split(int64_t seq_len, int64_t ranks, SequenceSplit split);
 
+// The slots of rank `rank` of `ranks`, by runs. UserError as above.
+std::vector<deepseek_v3::SliceRun> slice_of_rank(int64_t seq_len, int64_t ranks,
+                                                 SequenceSplit split, int64_t rank);
+
 struct ContextOptions {
   Group group;  // the cp axis
-  int64_t seq_len = 0;
   SequenceSplit split = SequenceSplit::kHeadTail;
   at::Device device = at::kCPU;  // where the model computes
 };
@@ -36,40 +39,30 @@ struct ContextOptions {
 // Cuts batches. How layers reach the other slices is left to the derived classes.
 class ContextParallel {
  public:
-  // UserError as check_sequence_split.
-  explicit ContextParallel(ContextOptions options);
+  explicit ContextParallel(ContextOptions options) : options_(std::move(options)) {}
   virtual ~ContextParallel() = default;
 
   // This rank's slice of every row of `whole`, on the host; its counts are those of the slice. The
-  // result may outlive this object.
+  // result may outlive this object. UserError as check_sequence_split.
   deepseek_v3::Batch cut(const deepseek_v3::Batch& whole) const;
 
-  // Rank `rank`'s slots, by runs.
-  static std::vector<deepseek_v3::SliceRun> runs_of(int64_t seq_len, int64_t ranks,
-                                                    SequenceSplit split, int64_t rank);
-  // The positions of this rank's slots in the whole sequence, int64 [seq_len / ranks].
-  const Tensor& positions() const { return positions_; }
-
  protected:
-  // The layers' way to the other slices.
-  virtual std::shared_ptr<const deepseek_v3::SequenceCut> sequence_cut() const = 0;
+  // The layers' way to the other slices of sequences of `seq_len` slots.
+  virtual std::shared_ptr<const deepseek_v3::SequenceCut> sequence_cut(int64_t seq_len) const = 0;
+  const ContextOptions& options() const { return options_; }
 
  private:
   ContextOptions options_;
-  Tensor positions_;
 };
 
 // For MLA with and without DeepSeek Sparse Attention: every rank gathers the narrow key rows of the
 // whole sequence (latents, rope keys, index keys) and computes its own queries.
 class DsaContextParallel : public ContextParallel {
  public:
-  explicit DsaContextParallel(const ContextOptions& options);
+  using ContextParallel::ContextParallel;
 
  protected:
-  std::shared_ptr<const deepseek_v3::SequenceCut> sequence_cut() const override { return cut_; }
-
- private:
-  std::shared_ptr<const deepseek_v3::SequenceCut> cut_;
+  std::shared_ptr<const deepseek_v3::SequenceCut> sequence_cut(int64_t seq_len) const override;
 };
 
 using ContextParallelFactory =
@@ -81,13 +74,15 @@ using ContextParallelKinds = std::map<std::string, ContextParallelFactory>;
 ContextParallelKinds built_in_context_parallel();
 
 // The kind that parallelism.custom_context_parallel_path names, by the last part of the path, where
-// parallelism.enable_custom_context_parallel is set; else "dsa". nullptr when cp is 1. UserErrors
-// name the key: an unknown kind, what is not supported, a sequence that cannot be dealt out.
+// parallelism.enable_custom_context_parallel is set; else "dsa". nullptr for a group of one rank.
+// UserError as check_context_parallel.
 std::unique_ptr<ContextParallel> make_context_parallel(
-    const JobConfig& config, const ContextOptions& options,
+    const JobConfig& config, const Group& group, at::Device device,
     const ContextParallelKinds& kinds = built_in_context_parallel());
 
-// The same checks, before anything is allocated.
+// Throws UserError, naming the key, for an unknown kind, for what is not supported and for
+// sequences (training.seq_len, validation.seq_len) that cannot be dealt to `ranks` ranks. For use
+// before anything is allocated.
 void check_context_parallel(const JobConfig& config, int64_t ranks,
                             const ContextParallelKinds& kinds = built_in_context_parallel());
 

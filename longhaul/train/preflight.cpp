@@ -12,6 +12,8 @@
 #include "longhaul/models/deepseek_v3/flops.h"
 #include "longhaul/models/deepseek_v3/model.h"
 #include "longhaul/optim/adam_w.h"
+#include "longhaul/parallel/context.h"
+#include "longhaul/parallel/expert.h"
 #include "longhaul/train/device.h"
 #include "longhaul/train/setup.h"
 
@@ -58,6 +60,12 @@ void check_no_decay(const JobConfig& config, const ResolvedModel& resolved) {
 void check_converters(const JobConfig& config) {
   name_setting(config, "model.converters",
                [&] { converters::check(config.model.converters, converter_properties(config)); });
+}
+
+void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,
+                       const parallel::ParallelDims& dims) {
+  parallel::check_context_parallel(config, dims.degrees.cp);
+  parallel::check_expert_parallel(resolved.shape, dims.degrees.ep);
 }
 
 void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces) {

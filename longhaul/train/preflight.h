@@ -2,6 +2,7 @@
 #pragma once
 
 #include "longhaul/config/job_config.h"
+#include "longhaul/parallel/parallel_dims.h"
 #include "longhaul/train/resolve_model.h"
 
 namespace longhaul::train {
@@ -9,6 +10,10 @@ namespace longhaul::train {
 // Throws UserError, naming the setting and its place, if a converter is not there or the job lacks
 // what it needs. Looks at the job alone, so `config check` calls it too.
 void check_converters(const JobConfig& config);
+
+// Throws UserError if the sequences or the experts cannot be dealt to the ranks.
+void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,
+                       const parallel::ParallelDims& dims);
 
 // Throws UserError if the job cannot run here: too little memory for the weights, gradients and
 // moments, of which this rank has one of `pieces`; initial weights that are not there; a pattern of

@@ -363,6 +363,7 @@ Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop,
   set_determinism(config);
   const ResolvedModel resolved = resolve_model(config);
   check_converters(config);
+  check_parallelism(config, resolved, dims);
   check_machine(config, resolved, dims.fsdp->size());
   const FileDescriptor claim = dims.is_first() ? claim_run_folder(config) : FileDescriptor();
   const int64_t finished = ask_first(dims, [&] { return finished_step(config).value_or(kNone); });

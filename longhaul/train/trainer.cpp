@@ -11,6 +11,7 @@
 #include "longhaul/models/deepseek_v3/flops.h"
 #include "longhaul/optim/gradients.h"
 #include "longhaul/optim/router_bias.h"
+#include "longhaul/parallel/expert.h"
 #include "longhaul/train/data_source.h"
 #include "longhaul/train/device.h"
 #include "longhaul/train/dump.h"
@@ -48,6 +49,15 @@ double sum_of(const std::map<int64_t, at::Tensor>& by_layer) {
   return sum;
 }
 
+// Before data parallelism, which cuts what is left.
+std::unique_ptr<deepseek_v3::Model> build_on_ranks(const JobConfig& config,
+                                                   const ResolvedModel& resolved, at::Device device,
+                                                   const parallel::ParallelDims& dims) {
+  auto model = build_model(config, resolved, device, /*on_meta=*/dims.all->size() > 1);
+  parallel::apply_expert_parallel(*model, dims.ep);
+  return model;
+}
+
 }  // namespace
 
 std::unique_ptr<deepseek_v3::Model> build_model(const JobConfig& config,
@@ -76,7 +86,8 @@ Trainer::Trainer(const JobConfig& config, const ResolvedModel& resolved,
       dataset_(open_data(
           training_data(config, resolved.shape.vocab_size, resolved.shape.num_nextn_predict_layers),
           config)),
-      model_(build_model(config, resolved, device_, /*on_meta=*/dims.all->size() > 1)),
+      context_(parallel::make_context_parallel(config, dims.mesh->shared_axis("cp"), device_)),
+      model_(build_on_ranks(config, resolved, device_, dims)),
       fsdp_(parallel::apply_data_parallel(*model_, dims, config)),
       parameters_(model_->parameters()),
       optimizer_(parameters_, adam_w_config(config)),
@@ -128,7 +139,8 @@ Trainer::StepData Trainer::load_step() const {
   StepData data;
   for (int64_t i = 0; i < batch_sizes_.micro_batches(); ++i) {
     const uint64_t first = rows.first + static_cast<uint64_t>(i * batch_sizes_.local);
-    data.micro_batches.push_back(load_batch(*dataset_, first, batch_sizes_.local));
+    const auto rows_of_batch = load_batch(*dataset_, first, batch_sizes_.local);
+    data.micro_batches.push_back(context_ ? context_->cut(rows_of_batch) : rows_of_batch);
     data.counts.add(data.micro_batches.back());
   }
   sum_counts(data.counts, *dims_.loss);
@@ -180,7 +192,7 @@ deepseek_v3::PartOf Trainer::part_of() const {
 }
 
 ValidationResult Trainer::validate(const data::Dataset& dataset, const ValidationOptions& options) {
-  return train::validate(*model_, dataset, options, dims_, *fsdp_);
+  return train::validate(*model_, dataset, options, {dims_, *fsdp_, context_.get()});
 }
 
 StepMetrics Trainer::measure(const StepLosses& losses) const {

@@ -16,6 +16,7 @@
 #include "longhaul/optim/adam_w.h"
 #include "longhaul/optim/gradients.h"
 #include "longhaul/optim/lr_schedule.h"
+#include "longhaul/parallel/context.h"
 #include "longhaul/parallel/data_parallel.h"
 #include "longhaul/train/metrics.h"
 #include "longhaul/train/resolve_model.h"
@@ -90,6 +91,7 @@ class Trainer {
   at::Device device_;
   // Before the model: what is wrong with the data is found before anything large is allocated.
   std::unique_ptr<data::Dataset> dataset_;
+  std::unique_ptr<parallel::ContextParallel> context_;  // or nullptr
   std::unique_ptr<deepseek_v3::Model> model_;
   std::unique_ptr<parallel::Fsdp> fsdp_;  // ends before the model
   std::vector<nn::NamedParameter> parameters_;

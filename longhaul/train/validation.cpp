@@ -34,7 +34,8 @@ struct Sums {
 
 // The rows that one of several ranks reads: of each `ranks` batches the rank-th.
 Sums sum_up(const deepseek_v3::Model& model, const data::Dataset& dataset,
-            const ValidationOptions& options, uint64_t rank, uint64_t ranks, parallel::Fsdp& fsdp) {
+            const ValidationOptions& options, uint64_t rank, uint64_t ranks, parallel::Fsdp& fsdp,
+            const parallel::ContextParallel* context) {
   const at::NoGradGuard no_grad;
   const auto rows = dataset.num_rows();
   LONGHAUL_CHECK(rows.has_value(), "validation reads one pass, the data is endless");
@@ -43,7 +44,8 @@ Sums sum_up(const deepseek_v3::Model& model, const data::Dataset& dataset,
   for (uint64_t step = 0; step * batch_size * ranks < *rows; ++step) {
     if (options.max_batches >= 0 && step == static_cast<uint64_t>(options.max_batches)) break;
     const uint64_t first = (step * ranks + rank) * batch_size;
-    const auto batch = trunk_only(load_batch(dataset, first, options.batch_size));
+    auto batch = trunk_only(load_batch(dataset, first, options.batch_size));
+    if (context) batch = context->cut(batch);
     fsdp.begin_pass(/*reduce_gradients=*/false);
     sums.loss += loss_sum(model, batch);
     fsdp.end_pass();
@@ -73,14 +75,14 @@ ValidationResult result_of(const Sums& sums) {
 ValidationResult validate(const deepseek_v3::Model& model, const data::Dataset& dataset,
                           const ValidationOptions& options) {
   parallel::Fsdp whole_model;
-  return result_of(sum_up(model, dataset, options, 0, 1, whole_model));
+  return result_of(sum_up(model, dataset, options, 0, 1, whole_model, nullptr));
 }
 
 ValidationResult validate(const deepseek_v3::Model& model, const data::Dataset& dataset,
-                          const ValidationOptions& options, const parallel::ParallelDims& dims,
-                          parallel::Fsdp& fsdp) {
+                          const ValidationOptions& options, const RanksOfModel& ranks) {
+  const auto& dims = ranks.dims;
   Sums sums = sum_up(model, dataset, options, static_cast<uint64_t>(dims.data_rank()),
-                     static_cast<uint64_t>(dims.data_size()), fsdp);
+                     static_cast<uint64_t>(dims.data_size()), ranks.fsdp, ranks.context);
   if (dims.loss->size() == 1) return result_of(sums);
   at::Tensor loss = at::full({1}, sums.loss, at::kDouble);
   at::Tensor counts = at::tensor({sums.labels, sums.bytes, int64_t{!sums.bytes_known}});
@@ -88,7 +90,8 @@ ValidationResult validate(const deepseek_v3::Model& model, const data::Dataset& 
   dims.loss->all_reduce(counts, dtensor::Reduction::kSum).wait();
   return result_of({.loss = loss.item<double>(),
                     .labels = counts[0].item<int64_t>(),
-                    .bytes = counts[1].item<int64_t>(),
+                    // All ranks that share a row have counted its bytes.
+                    .bytes = counts[1].item<int64_t>() / dims.degrees.cp,
                     .bytes_known = counts[2].item<int64_t>() == 0});
 }
 

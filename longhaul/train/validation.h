@@ -4,6 +4,7 @@
 
 #include "longhaul/data/dataset.h"
 #include "longhaul/models/deepseek_v3/model.h"
+#include "longhaul/parallel/context.h"
 #include "longhaul/parallel/fsdp.h"
 #include "longhaul/parallel/parallel_dims.h"
 #include "longhaul/train/metrics.h"
@@ -19,9 +20,16 @@ struct ValidationOptions {
 ValidationResult validate(const deepseek_v3::Model& model, const data::Dataset& dataset,
                           const ValidationOptions& options);
 
-// On the ranks of `dims`, each with rows of its own; every one gets the result. Collective.
+// What the ranks make of the model and its batches.
+struct RanksOfModel {
+  const parallel::ParallelDims& dims;
+  parallel::Fsdp& fsdp;
+  const parallel::ContextParallel* context;  // or nullptr
+};
+
+// On the ranks of `dims`, each with rows of its own or a slice of them; every one gets the result.
+// Collective.
 ValidationResult validate(const deepseek_v3::Model& model, const data::Dataset& dataset,
-                          const ValidationOptions& options, const parallel::ParallelDims& dims,
-                          parallel::Fsdp& fsdp);
+                          const ValidationOptions& options, const RanksOfModel& ranks);
 
 }  // namespace longhaul::train

@@ -12,10 +12,10 @@ namespace {
 using dtensor::CollectiveKind;
 using ::testing::HasSubstr;
 
-const std::vector<Layout> kLayouts = {{.dp = 2, .ep = 2},          {.dp = 4, .ep = 2},
-                                      {.dp = 4, .ep = 4},          {.dp = 2, .cp = 2, .ep = 2},
-                                      {.dp = 2, .cp = 2, .ep = 4}, {.dp = 2, .cp = 4, .ep = 8},
-                                      {.dp = 4, .cp = 2, .ep = 8}, {.cp = 4, .ep = 2}};
+const std::vector<RankLayout> kLayouts = {{.dp = 2, .ep = 2},          {.dp = 4, .ep = 2},
+                                          {.dp = 4, .ep = 4},          {.dp = 2, .cp = 2, .ep = 2},
+                                          {.dp = 2, .cp = 2, .ep = 4}, {.dp = 2, .cp = 4, .ep = 8},
+                                          {.dp = 4, .cp = 2, .ep = 8}, {.cp = 4, .ep = 2}};
 
 void expect_same_on_all_layouts(const Job& job) {
   const Outcome expected = on_one_rank(job);
@@ -79,7 +79,8 @@ TEST(ExpertParallel, Kernels) {
     for (const auto& slot : model.kernels()) *slot.kernel = ops::Kernel::kFused;
   };
   const Outcome expected = on_one_rank(job);
-  for (const Layout& layout : {Layout{.dp = 4, .ep = 4}, Layout{.dp = 2, .cp = 4, .ep = 8}}) {
+  for (const RankLayout& layout :
+       {RankLayout{.dp = 4, .ep = 4}, RankLayout{.dp = 2, .cp = 4, .ep = 8}}) {
     SCOPED_TRACE(layout.text());
     expect_same(on_ranks(layout, job), expected, 2e-5);
   }
@@ -87,7 +88,7 @@ TEST(ExpertParallel, Kernels) {
 
 TEST(ExpertParallel, TwoRunsAreEqualBitByBit) {
   const Job job;
-  const Layout layout = {.dp = 2, .cp = 2, .ep = 4};
+  const RankLayout layout = {.dp = 2, .cp = 2, .ep = 4};
   expect_same(on_ranks(layout, job), on_ranks(layout, job), 1e-300);
 }
 
@@ -97,7 +98,7 @@ TEST(ExpertParallel, PartsOfTheWhole) {
   const auto model_of_one = job.model();
   const auto whole = model_of_one->parameters();
   test::run_ranks(4, [&](dtensor::World& world) {
-    const auto dims = parallel::ParallelDims::make(Layout{.dp = 4, .ep = 4}.config(), world);
+    const auto dims = parallel::ParallelDims::make(RankLayout{.dp = 4, .ep = 4}.config(), world);
     auto model = job.model();
     parallel::apply_expert_parallel(*model, dims.ep);
     const auto own = model->parameters();
@@ -122,12 +123,19 @@ TEST(ExpertParallel, UnderFsdp) {
     Job job;
     job.settings.recompute_blocks = recompute;
     const Outcome expected = on_one_rank(job);
-    for (Layout layout : kLayouts) {
+    for (RankLayout layout : kLayouts) {
       layout.fsdp = true;
       SCOPED_TRACE(layout.text());
       expect_same(on_ranks(layout, job), expected, 1e-11);
     }
   }
+}
+
+TEST(ExpertParallel, OverGloo) {
+  const Job job;
+  const test::RankOptions gloo = {.transport = test::Transport::kGloo};
+  expect_same(on_ranks({.dp = 2, .cp = 2, .ep = 4, .fsdp = true}, job, gloo), on_one_rank(job),
+              1e-11);
 }
 
 // Whatever the layout, an element of the initial weights is the same.
@@ -136,7 +144,7 @@ TEST(ExpertParallel, InitialWeightsByGlobalPosition) {
   const auto whole = job.model();
   v3::initialize(*whole, 3, 0.02, true);
   test::run_ranks(4, [&](dtensor::World& world) {
-    const Layout layout = {.dp = 4, .ep = 2};
+    const RankLayout layout = {.dp = 4, .ep = 2};
     const auto dims = parallel::ParallelDims::make(layout.config(), world);
     auto on_meta = job.settings;
     on_meta.parameters_on_meta = true;

@@ -1,6 +1,8 @@
 // Every layout trains the same model: the losses, every gradient by its global name, the gradients'
 // norm and the updated weights of three steps are those of one rank. In fp64 only the order of sums
 // differs: 1e-10 leaves room for AdamW, which divides gradients by their size.
+#include <gmock/gmock.h>
+
 #include "longhaul/checkpoint/checkpoint.h"
 #include "tests/parallel/layout_harness.h"
 
@@ -20,6 +22,21 @@ const std::vector<Layout> kDataParallel = {
     {.dp_replicate = 4, .dp_shard = 2},
 };
 
+const std::vector<Layout> kContextAndExperts = {
+    {.cp = 2},
+    {.cp = 4},
+    {.dp_shard = 2, .cp = 2},
+    {.dp_replicate = 2, .cp = 2},
+    {.dp_replicate = 2, .dp_shard = 2, .cp = 2},
+    {.dp_shard = 2, .ep = 2},
+    {.dp_shard = 3, .ep = 3},
+    {.dp_shard = 4, .ep = 2},
+    {.dp_replicate = 2, .dp_shard = 2, .ep = 2},
+    {.cp = 4, .ep = 4},
+    {.dp_shard = 2, .cp = 2, .ep = 4},
+    {.dp_replicate = 2, .dp_shard = 2, .cp = 2, .ep = 2},
+};
+
 // fp32: sums in another order, and weights moved by AdamW, which turns a small gradient's error
 // into a share of the learning rate.
 const Tolerances kFp32 = {.loss = 1e-5, .gradient = 1e-5, .weight = 1e-4, .gradient_steps = 1};
@@ -34,6 +51,9 @@ TEST_P(Layouts, TrainLikeOneRankInFp32) {
 }
 
 INSTANTIATE_TEST_SUITE_P(DataParallel, Layouts, ::testing::ValuesIn(kDataParallel),
+                         [](const auto& info) { return info.param.name(); });
+
+INSTANTIATE_TEST_SUITE_P(ContextAndExperts, Layouts, ::testing::ValuesIn(kContextAndExperts),
                          [](const auto& info) { return info.param.name(); });
 
 struct Variant {
@@ -62,6 +82,7 @@ const std::vector<Variant> kVariants = {
     {"two_mtp_modules", {"--mtp.num_modules", "2"}},
     {"no_mtp", {"--mtp.num_modules", "0"}},
     {"expanded", {"--model.mla_form", "expanded"}},
+    {"consecutive_slots", {"--parallelism.context_parallel_load_balancer", "none"}},
     {"norm_inf", {"--training.norm_type", "inf", "--training.max_norm", "0.01"}},
     {"norm_3", {"--training.norm_type", "3", "--training.max_norm", "0.01"}},
 };
@@ -70,7 +91,8 @@ class Variants : public ::testing::TestWithParam<Variant> {};
 
 TEST_P(Variants, TrainLikeOneRank) {
   const auto& expected = one_rank(GetParam().overrides);
-  for (const Layout& layout : {Layout{.dp_shard = 4}, Layout{.dp_replicate = 2, .dp_shard = 2}}) {
+  for (const Layout& layout : {Layout{.dp_shard = 4}, Layout{.dp_replicate = 2, .dp_shard = 2},
+                               Layout{.dp_shard = 2, .cp = 2, .ep = 2}}) {
     SCOPED_TRACE(layout.name());
     expect_same(LayoutJob().run(layout, GetParam().overrides), expected);
   }
@@ -132,7 +154,7 @@ TEST(LayoutRuns, ACheckpointGoesOnInAnotherLayout) {
   };
   const auto& expected = one_rank({"--lr_scheduler.min_lr_factor", "1"});
   const std::vector<Layout> layouts = {
-      {.dp_shard = 4}, {}, {.dp_replicate = 2, .dp_shard = 2}, {.dp_replicate = 2}};
+      {.dp_shard = 2, .cp = 2, .ep = 4}, {}, {.dp_replicate = 2, .dp_shard = 2, .ep = 2}};
   for (int64_t step = 1; step <= kLayoutSteps; ++step) {
     EXPECT_EQ(job.train(layouts[static_cast<size_t>(step - 1)], "run", overrides(step)),
               train::Outcome::kFinished);
@@ -181,14 +203,29 @@ TEST(LayoutRuns, ValidationReadsEachRowOnce) {
                                "5",
                                "--validation.freq",
                                "1"};
-  const auto expected = job.run({}, overrides), actual = job.run({.dp_shard = 4}, overrides);
+  const auto expected = job.run({}, overrides);
   ASSERT_EQ(expected.metrics.size(), 3u);
-  for (size_t i = 0; i < 3; ++i) {
-    EXPECT_NEAR(actual.metrics[i]["validation_loss"].get<double>() /
-                    expected.metrics[i]["validation_loss"].get<double>(),
-                1, 1e-10);
+  for (const Layout& layout : {Layout{.dp_shard = 4}, Layout{.dp_shard = 2, .cp = 2, .ep = 2}}) {
+    const auto actual = job.run(layout, overrides);
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_NEAR(actual.metrics[i]["validation_loss"].get<double>() /
+                      expected.metrics[i]["validation_loss"].get<double>(),
+                  1, 1e-10);
+    }
+    expect_same(actual, expected);
   }
-  expect_same(actual, expected);
+}
+
+// What cannot be dealt out is an error of the job, on all ranks.
+TEST(LayoutRuns, SequencesAndExpertsThatCannotBeDealtOut) {
+  const LayoutJob job;
+  const auto error = [&](const Layout& layout, const Overrides& overrides) {
+    return message_of([&] { job.run(layout, overrides); });
+  };
+  EXPECT_THAT(error({.cp = 2}, {"--training.seq_len", "14"}),
+              ::testing::HasSubstr("training.seq_len: 14 slots cannot be dealt to 2 ranks"));
+  EXPECT_THAT(error({.dp_shard = 8, .ep = 8}, {}),
+              ::testing::HasSubstr("expert_parallel_degree 8 does not divide the model's 12"));
 }
 
 // A weight that is not finite lies on one rank only; all of them must stop, with the same error.

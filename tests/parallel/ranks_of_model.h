@@ -14,7 +14,7 @@ namespace longhaul::testing {
 
 using parallel::SequenceSplit;
 
-struct Layout {
+struct RankLayout {
   int64_t dp = 1, cp = 1, ep = 1, tp = 1;
   SequenceSplit split = SequenceSplit::kHeadTail;
   bool fsdp = false;  // else every rank keeps whole weights, but for its share of experts and heads
@@ -109,7 +109,7 @@ inline at::Tensor gathered(const at::Tensor& x, const dtensor::Communicator& ran
 // One rank's end of a job.
 class RankOfModel {
  public:
-  RankOfModel(dtensor::World& world, const Layout& layout, const Job& job)
+  RankOfModel(dtensor::World& world, const RankLayout& layout, const Job& job)
       : dims_(parallel::ParallelDims::make(layout.config(), world)), model_(job.model()) {
     parallel::apply_expert_parallel(*model_, dims_.ep);
     tensor_ = parallel::apply_tensor_parallel(*model_, dims_.mesh->slice({"tp"}));
@@ -119,7 +119,7 @@ class RankOfModel {
     batch_ = Rows{own(job.rows.ids), own(job.rows.labels), own(job.rows.positions)}.batch(kSlots);
     if (layout.cp > 1) {
       const parallel::DsaContextParallel context(
-          {.group = dims_.mesh->shared_axis("cp"), .seq_len = kSlots, .split = layout.split});
+          {.group = dims_.mesh->shared_axis("cp"), .split = layout.split});
       batch_ = context.cut(batch_);
     }
     ctx_.counts.add(batch_);
@@ -206,15 +206,17 @@ class RankOfModel {
 };
 
 // As rank 0 sees it.
-inline Outcome on_ranks(const Layout& layout, const Job& job) {
+inline Outcome on_ranks(const RankLayout& layout, const Job& job,
+                        const test::RankOptions& options = {}) {
   Outcome result;
-  test::run_ranks(layout.ranks(), [&](dtensor::World& world) {
+  const auto body = [&](dtensor::World& world) {
     RankOfModel rank(world, layout, job);
     rank.forward();
     rank.backward();
     const Outcome outcome = rank.outcome();
     if (world.rank() == 0) result = outcome;
-  });
+  };
+  test::run_ranks(layout.ranks(), body, options);
   return result;
 }
 

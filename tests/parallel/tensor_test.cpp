@@ -19,7 +19,7 @@ Job four_heads() {
   return job;
 }
 
-const std::vector<Layout> kLayouts = {
+const std::vector<RankLayout> kLayouts = {
     {.tp = 2},
     {.tp = 4},
     {.dp = 2, .tp = 2},
@@ -71,7 +71,7 @@ TEST(TensorParallel, DenseAttention) {
 
 TEST(TensorParallel, TwoRunsAreEqualBitByBit) {
   const Job job = four_heads();
-  const Layout layout = {.dp = 2, .tp = 2};
+  const RankLayout layout = {.dp = 2, .tp = 2};
   expect_same(on_ranks(layout, job), on_ranks(layout, job), 1e-300);
 }
 
