@@ -38,16 +38,16 @@ std::vector<Rule> one_rank_rules() {
        [](auto& c) { return c.parallelism.context_parallel_degree > 1; }, one_process},
       {"parallelism.expert_parallel_degree",
        [](auto& c) { return c.parallelism.expert_parallel_degree > 1; }, one_process},
+      {"parallelism.tensor_parallel_degree",
+       [](auto& c) { return c.parallelism.tensor_parallel_degree > 1; }, one_process},
   };
 }
 
 std::vector<Rule> parallel_rules() {
-  const char* one_process = "this version trains in one process; set it to 1";
   return {
-      {"parallelism.tensor_parallel_degree",
-       [](auto& c) { return c.parallelism.tensor_parallel_degree > 1; }, one_process},
       {"parallelism.pipeline_parallel_degree",
-       [](auto& c) { return c.parallelism.pipeline_parallel_degree > 1; }, one_process},
+       [](auto& c) { return c.parallelism.pipeline_parallel_degree > 1; },
+       "the layers cannot be dealt to stages yet; set it to 1"},
       {"parallelism.expert_parallel_comm_backend",
        [](auto& c) {
          return c.parallelism.expert_parallel_degree > 1 &&

@@ -29,6 +29,7 @@ ParallelDims ParallelDims::make(const JobConfig& config, dtensor::World& world) 
   const std::vector<dtensor::DeviceMesh::AxisSize> sparse = {
       {"dp_replicate", d.replicate}, {"efsdp", d.efsdp}, {"ep", d.ep}};
   dims.mesh = dtensor::DeviceMesh::make(world, dense);
+  dims.tp = dims.mesh->slice({"tp"});
   const auto flatten = [&](const std::vector<std::string>& names, const char* name) {
     return dtensor::flattened_axis(world, dense, names, name);
   };

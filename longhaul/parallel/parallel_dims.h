@@ -21,6 +21,8 @@ struct ParallelDims {
   // dp_replicate x dp_shard x cp x tp; the last varies fastest with the rank.
   dtensor::Mesh mesh;
 
+  dtensor::Mesh tp;  // of its axis tp alone, on which tensor parallelism cuts
+
   // Flattened axes of it.
   Group all;     // every rank
   Group dp;      // dp_replicate x dp_shard: the ranks that read different rows

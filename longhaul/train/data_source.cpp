@@ -8,6 +8,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
 #include "longhaul/base/progress.h"
+#include "longhaul/base/quiet.h"
 #include "longhaul/base/text.h"
 #include "longhaul/data/corpus.h"
 #include "longhaul/data/file_list.h"
@@ -35,8 +36,9 @@ data::TokenizedCorpus tokenize(const std::vector<data::CorpusFile>& files,
   std::unique_ptr<ProgressLine> line;
   data::TokenizeOptions options;
   if (request.replace_invalid) options.on_invalid = data::InvalidText::kReplace;
-  options.progress = [&](int64_t done, int64_t total) {
+  options.progress = [&, quiet = is_quiet()](int64_t done, int64_t total) {
     if (!line) {
+      const Quiet as_the_caller(quiet);  // this is a thread of the tokenizer's
       line = std::make_unique<ProgressLine>("tokenizing " + request.key + " data", total,
                                             ProgressLine::Unit::kBytes);
     }

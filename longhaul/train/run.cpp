@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/fault.h"
 #include "longhaul/base/file.h"
 #include "longhaul/base/log.h"
 #include "longhaul/base/progress.h"
@@ -194,6 +195,7 @@ Outcome Run::execute() {
 
 // A step that the guard refuses has changed nothing: the state before it is kept, if it is sound.
 StepMetrics Run::take_step() {
+  fault::at(fmt::format("train.step.rank-{}", trainer_.dims().all->rank()));
   try {
     return profiler_ ? take_profiled_step() : trainer_.step();
   } catch (const UserError&) {

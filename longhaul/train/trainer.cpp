@@ -88,6 +88,7 @@ Trainer::Trainer(const JobConfig& config, const ResolvedModel& resolved,
           config)),
       context_(parallel::make_context_parallel(config, dims.mesh->shared_axis("cp"), device_)),
       model_(build_on_ranks(config, resolved, device_, dims)),
+      tensor_(parallel::apply_tensor_parallel(*model_, dims.tp)),
       fsdp_(parallel::apply_data_parallel(*model_, dims, config)),
       parameters_(model_->parameters()),
       optimizer_(parameters_, adam_w_config(config)),
@@ -147,6 +148,11 @@ Trainer::StepData Trainer::load_step() const {
   return data;
 }
 
+deepseek_v3::Batch Trainer::placed(const deepseek_v3::Batch& host_batch) const {
+  const auto batch = host_batch.to(model_->settings().device);
+  return tensor_ ? parallel::on_tensor_mesh(batch, dims_.tp) : batch;
+}
+
 Trainer::StepLosses Trainer::forward_backward(const StepData& data) {
   StepLosses losses;
   losses.by_tower.resize(data.counts.labels.size(), 0.0);
@@ -155,7 +161,7 @@ Trainer::StepLosses Trainer::forward_backward(const StepData& data) {
   ctx.stats = &losses.stats;
   for (const auto& host_batch : data.micro_batches) {
     fsdp_->begin_pass(/*reduce_gradients=*/&host_batch == &data.micro_batches.back());
-    const auto batch = host_batch.to(model_->settings().device);
+    const auto batch = placed(host_batch);
     const auto hidden = model_->forward(batch, ctx);
     const auto objective =
         compute_objective(*model_, batch, hidden, data.counts, config_.mtp.loss_weight);

@@ -18,6 +18,7 @@
 #include "longhaul/optim/lr_schedule.h"
 #include "longhaul/parallel/context.h"
 #include "longhaul/parallel/data_parallel.h"
+#include "longhaul/parallel/plans/deepseek_v3.h"
 #include "longhaul/train/metrics.h"
 #include "longhaul/train/resolve_model.h"
 #include "longhaul/train/setup.h"
@@ -72,6 +73,8 @@ class Trainer {
   };
 
   StepData load_step() const;
+  // The batch where and how the model takes it.
+  deepseek_v3::Batch placed(const deepseek_v3::Batch& host_batch) const;
   StepLosses forward_backward(const StepData& data);
   void clear_gradients();
   std::vector<optim::GradientGroup> gradient_groups() const;
@@ -93,7 +96,8 @@ class Trainer {
   std::unique_ptr<data::Dataset> dataset_;
   std::unique_ptr<parallel::ContextParallel> context_;  // or nullptr
   std::unique_ptr<deepseek_v3::Model> model_;
-  std::unique_ptr<parallel::Fsdp> fsdp_;  // ends before the model
+  std::unique_ptr<parallel::TensorParallel> tensor_;  // or nullptr
+  std::unique_ptr<parallel::Fsdp> fsdp_;              // these end before the model
   std::vector<nn::NamedParameter> parameters_;
   optim::AdamW optimizer_;
   optim::LrSchedule schedule_;

@@ -223,8 +223,13 @@ TEST(DistributedOperators, TheDenseIndexerLossAddsUpHeads) {
     const auto attention = ops::flash_attention(query, key, {}, doc_start(), asked);
     ops::IndexerInputs plain{q.clone().requires_grad_(), k.clone().requires_grad_(),
                              w.clone().requires_grad_()};
-    const Tensor loss = ops::dense_indexer_kl_loss(
-        plain, {query, key, attention.softmax_max, attention.softmax_sum, 0.3}, doc_start());
+    const Tensor loss = ops::dense_indexer_kl_loss(plain,
+                                                   {.query_BSHD = query,
+                                                    .key = key,
+                                                    .softmax_max = attention.softmax_max,
+                                                    .softmax_sum = attention.softmax_sum,
+                                                    .scale = 0.3},
+                                                   doc_start());
     torch::autograd::backward({loss}, {});
 
     const auto part = [&](const Tensor& x, int64_t dim) {
@@ -234,8 +239,13 @@ TEST(DistributedOperators, TheDenseIndexerLossAddsUpHeads) {
                              part(w, 1).requires_grad_()};
     const Tensor heads = part(query, 2), keys = part(key, 1);
     const auto distributed = ops::flash_attention(heads, keys, {}, doc_start(), asked);
-    const Tensor loss_of_parts = ops::dense_indexer_kl_loss(
-        parts, {heads, keys, distributed.softmax_max, distributed.softmax_sum, 0.3}, doc_start());
+    const Tensor loss_of_parts = ops::dense_indexer_kl_loss(parts,
+                                                            {.query_BSHD = heads,
+                                                             .key = keys,
+                                                             .softmax_max = distributed.softmax_max,
+                                                             .softmax_sum = distributed.softmax_sum,
+                                                             .scale = 0.3},
+                                                            doc_start());
     expect_near(whole_of(loss_of_parts), loss.detach(), "loss");
     torch::autograd::backward({dtensor::full_tensor(loss_of_parts)}, {});
     expect_near(whole_of(parts.query_BSHD.grad()), plain.query_BSHD.grad(), "d query");

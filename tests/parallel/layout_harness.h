@@ -48,6 +48,7 @@ inline constexpr int64_t kLayoutSeqLen = 16;
 inline v3::ModelConfig layout_model() {
   v3::ModelConfig c = tiny_config();
   c.num_hidden_layers = 3;
+  c.num_attention_heads = 4;
   c.n_routed_experts = 12;
   c.num_nextn_predict_layers = 1;
   return c;

@@ -37,6 +37,31 @@ const std::vector<Layout> kContextAndExperts = {
     {.dp_replicate = 2, .dp_shard = 2, .cp = 2, .ep = 2},
 };
 
+const std::vector<Layout> kTensor = {
+    {.tp = 2},
+    {.tp = 4},
+    {.dp_shard = 2, .tp = 2},
+    {.dp_replicate = 2, .tp = 2},
+    {.dp_shard = 4, .tp = 2},
+    {.dp_replicate = 2, .dp_shard = 2, .tp = 2},
+    {.dp_shard = 2, .tp = 4},
+    {.dp_replicate = 2, .tp = 4},
+    {.cp = 2, .tp = 2},
+    {.cp = 4, .tp = 2},
+    {.cp = 2, .tp = 4},
+    {.dp_shard = 2, .cp = 2, .tp = 2},
+    {.dp_replicate = 2, .cp = 2, .tp = 2},
+    {.tp = 2, .ep = 2},
+    {.tp = 4, .ep = 2},
+    {.tp = 4, .ep = 4},
+    {.dp_shard = 2, .tp = 2, .ep = 2},
+    {.dp_shard = 2, .tp = 2, .ep = 4},
+    {.dp_replicate = 2, .dp_shard = 2, .tp = 2, .ep = 4},
+    {.cp = 2, .tp = 2, .ep = 4},
+    {.dp_shard = 2, .cp = 2, .tp = 2, .ep = 2},
+    {.dp_shard = 3, .tp = 2, .ep = 3},
+};
+
 // fp32: sums in another order, and weights moved by AdamW, which turns a small gradient's error
 // into a share of the learning rate.
 const Tolerances kFp32 = {.loss = 1e-5, .gradient = 1e-5, .weight = 1e-4, .gradient_steps = 1};
@@ -54,6 +79,9 @@ INSTANTIATE_TEST_SUITE_P(DataParallel, Layouts, ::testing::ValuesIn(kDataParalle
                          [](const auto& info) { return info.param.name(); });
 
 INSTANTIATE_TEST_SUITE_P(ContextAndExperts, Layouts, ::testing::ValuesIn(kContextAndExperts),
+                         [](const auto& info) { return info.param.name(); });
+
+INSTANTIATE_TEST_SUITE_P(Tensor, Layouts, ::testing::ValuesIn(kTensor),
                          [](const auto& info) { return info.param.name(); });
 
 struct Variant {

@@ -112,7 +112,7 @@ class RankOfModel {
   RankOfModel(dtensor::World& world, const RankLayout& layout, const Job& job)
       : dims_(parallel::ParallelDims::make(layout.config(), world)), model_(job.model()) {
     parallel::apply_expert_parallel(*model_, dims_.ep);
-    tensor_ = parallel::apply_tensor_parallel(*model_, dims_.mesh->slice({"tp"}));
+    tensor_ = parallel::apply_tensor_parallel(*model_, dims_.tp);
     if (layout.fsdp) fsdp_ = parallel::apply_data_parallel(*model_, dims_, layout.config());
     const int64_t B = job.rows.ids.size(0) / layout.dp;
     const auto own = [&](const at::Tensor& x) { return x.narrow(0, dims_.data_rank() * B, B); };
@@ -128,7 +128,7 @@ class RankOfModel {
       add_up(total, *dims_.loss);
       counts->assign(total.data_ptr<int64_t>(), total.data_ptr<int64_t>() + total.numel());
     }
-    if (layout.tp > 1) batch_ = parallel::on_tensor_mesh(batch_, dims_.mesh->slice({"tp"}));
+    if (layout.tp > 1) batch_ = parallel::on_tensor_mesh(batch_, dims_.tp);
     ctx_.stats = &outcome_.run.stats;
     ctx_.decisions = &decisions_;
   }

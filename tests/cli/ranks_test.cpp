@@ -1,0 +1,131 @@
+// `longhaul train --ranks N`: processes that train one job together, are ended together, and say
+// who failed first.
+#include "longhaul/base/fault.h"
+#include "longhaul/cli/rank_environment.h"
+#include "tests/cli/small_job.h"
+
+namespace longhaul::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class Ranks : public SmallJob {
+ protected:
+  ProgramResult train_on(int ranks, const Words& more, const Words& environment = {}) const {
+    Words words = {"--ranks", std::to_string(ranks)};
+    words.insert(words.end(), more.begin(), more.end());
+    return train(words, environment);
+  }
+
+  std::vector<double> losses(const std::string& run_folder) const {
+    std::vector<double> found;
+    for (const auto& line : metrics(run_folder)) found.push_back(line["loss"].get<double>());
+    return found;
+  }
+};
+
+TEST_F(Ranks, TrainAsOneProcess) {
+  const Words options = {"--training.global_batch_size", "4", "--job.dump_folder"};
+  auto one = options, two = options;
+  one.emplace_back("one");
+  two.emplace_back("two");
+  ASSERT_EQ(train_on(1, one).status, 0);
+  const auto result = train_on(2, two);
+  ASSERT_EQ(result.status, 0) << result.err;
+  const auto expected = losses("one"), actual = losses("two");
+  ASSERT_EQ(expected.size(), 6u);
+  ASSERT_EQ(actual.size(), 6u);
+  for (size_t i = 0; i < 6; ++i) EXPECT_NEAR(actual[i] / expected[i], 1, 1e-5) << "step " << i + 1;
+  EXPECT_THAT(result.err, Not(HasSubstr("rank 1:")));
+}
+
+TEST_F(Ranks, DegreesThatDoNotFitAreOneLine) {
+  const auto result = train_on(4, {"--parallelism.tensor_parallel_degree", "3"});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_THAT(result.err, HasSubstr("4 ranks = dp_replicate 1 x dp_shard -1 x cp 1 x tp 3"));
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+}
+
+TEST_F(Ranks, ARankThatIsKilledIsNamedAndTheOthersEnd) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const auto result = train_on(2, {"--comm.train_timeout_seconds", "20"},
+                               {"LONGHAUL_FAULT=train.step.rank-1:3:kill"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err, HasSubstr("error: rank 1 was killed by signal 9"));
+  // What was saved before is sound: the run goes on.
+  const auto again = train_on(2, {});
+  EXPECT_EQ(again.status, 0) << again.err;
+  EXPECT_THAT(again.out + again.err, HasSubstr("resumed from"));
+}
+
+TEST_F(Ranks, ARankThatFailsIsNamedWithItsWords) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const auto result = train_on(2, {"--comm.train_timeout_seconds", "20"},
+                               {"LONGHAUL_FAULT=train.step.rank-1:2:throw"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err, HasSubstr("error: rank 1 ended with status 1"));
+  EXPECT_THAT(result.err, HasSubstr("train.step.rank-1"));
+}
+
+TEST_F(Ranks, AnInterruptSavesAndEndsAll) {
+  Program program(train_words({"--ranks", "2", "--training.steps", "100000"}), here());
+  while (program.running() && metrics().empty()) usleep(20000);
+  program.signal(SIGINT);
+  const auto result = program.wait();
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_FALSE(fs::is_empty(path("run/checkpoint")));
+}
+
+// --- what launchers say -------------------------------------------------------------------------
+
+cli::Variables variables(std::map<std::string, std::string> set) {
+  return [set = std::move(set)](const std::string& name) -> std::optional<std::string> {
+    const auto found = set.find(name);
+    return found == set.end() ? std::nullopt : std::optional(found->second);
+  };
+}
+
+std::string text_of(const std::map<std::string, std::string>& set) {
+  try {
+    const auto found = cli::rank_environment(variables(set));
+    if (!found) return "alone";
+    return fmt::format("{} of {} at {}:{}", found->rank, found->size, found->host, found->port);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+}
+
+TEST(RankEnvironment, IsWhatTheLauncherSays) {
+  EXPECT_EQ(text_of({}), "alone");
+  EXPECT_EQ(text_of({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), "alone");
+  EXPECT_EQ(
+      text_of(
+          {{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "host"}, {"MASTER_PORT", "1234"}}),
+      "3 of 8 at host:1234");
+  EXPECT_EQ(text_of({{"SLURM_PROCID", "5"},
+                     {"SLURM_NTASKS", "16"},
+                     {"SLURM_STEP_NODELIST", "node[07-08,11]"},
+                     {"SLURM_JOB_ID", "40012"}}),
+            "5 of 16 at node07:20012");
+  EXPECT_EQ(text_of({{"SLURM_PROCID", "0"},
+                     {"SLURM_NTASKS", "2"},
+                     {"SLURM_STEP_NODELIST", "left,right"},
+                     {"MASTER_PORT", "77"}}),
+            "0 of 2 at left:77");
+  EXPECT_EQ(text_of({{"OMPI_COMM_WORLD_RANK", "1"},
+                     {"OMPI_COMM_WORLD_SIZE", "2"},
+                     {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
+            "1 of 2 at 127.0.0.1:29500");
+}
+
+TEST(RankEnvironment, MistakesAreNamed) {
+  EXPECT_THAT(text_of({{"RANK", "x"}, {"WORLD_SIZE", "2"}}), HasSubstr("RANK is 'x'"));
+  EXPECT_THAT(text_of({{"RANK", "2"}, {"WORLD_SIZE", "2"}}),
+              AllOf(HasSubstr("RANK is 2"), HasSubstr("WORLD_SIZE says that there are 2")));
+  EXPECT_THAT(text_of({{"RANK", "1"}, {"WORLD_SIZE", "2"}}), HasSubstr("set MASTER_ADDR"));
+}
+
+}  // namespace
+}  // namespace longhaul::test
