@@ -217,8 +217,8 @@ TEST_F(BadInput, ADeviceThatIsNotThere) {
 }
 
 TEST_F(BadInput, MoreMemoryThanThereIs) {
-  const auto result =
-      train_only({"--training.seq_len", "300000", "--training.local_batch_size", "1"});
+  const auto result = train_only({"--training.seq_len", "300000", "--training.local_batch_size",
+                                  "1", "--dsa.stage", "off"});  // a mask of S x S, at once
   expect_user_error(result, {"not enough memory", "lower training.local_batch_size"}, 1);
 }
 

@@ -209,7 +209,7 @@ TEST(LightningIndexer, BadInput) {
   EXPECT_THAT(call(in.query[0], in.key, in.weights, starts, 2),
               HasSubstr("indexer query: expected 4 dimensions, got 5 x 3 x 4"));
   EXPECT_THAT(call(in.query, at::zeros({2, 5, 6}), in.weights, starts, 2),
-              HasSubstr("indexer key: expected [2 x 5 x 4], got [2 x 5 x 6]"));
+              HasSubstr("indexer key: expected [2 x any x 4], got [2 x 5 x 6]"));
   EXPECT_THAT(call(in.query, in.key, at::zeros({2, 5, 2}), starts, 2),
               HasSubstr("indexer weights: expected [2 x 5 x 3], got [2 x 5 x 2]"));
   EXPECT_THAT(call(in.query, in.key, in.weights, at::zeros({2, 4}, at::kLong), 2),
