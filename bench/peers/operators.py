@@ -76,6 +76,11 @@ def moving_operators(ops, dtype, label, peak):
     tokens = random(ROWS // CHOICES, WIDTH)
     experts = torch.rand(ROWS // CHOICES, 64).topk(CHOICES).indices
     small = one // CHOICES
+    moving(
+        f"permute.{label}",
+        lambda x: ops.moe_token_permute(x, experts)[0],
+        [tokens], one + small, one + small, peak,
+    )
     permuted, rows = ops.moe_token_permute(tokens, experts)
     probs = torch.rand(ROWS // CHOICES, CHOICES)
     moving(

@@ -52,7 +52,7 @@ class FusedGating : public FusedOperator {};
 // tells may be chosen the other way.
 TEST_P(FusedGating, EqualsReference) {
   for (const auto& c : cases()) {
-    const auto logits = normal({c.T, c.E}, 1, 2.0, at::kFloat);
+    const auto logits = normal({c.T, c.E}, 1, 2.0, GetParam());
     const auto bias = normal({c.E}, 2, 0.3, at::kFloat);
     const auto own = ops::moe_gating_top_k(logits, bias, c.options, {}, Kernel::kFused);
     EXPECT_TRUE(at::equal(own.experts_TK, ops::choose_experts(own.scores_TE, bias, c.options)))
@@ -180,7 +180,7 @@ TEST_P(FusedGating, BadInput) {
   EXPECT_THAT(call({.k = 1}, 6, at::full({4, 1}, 6, at::kLong)), HasSubstr("0 .. E - 1"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Fp32, FusedGating, ::testing::Values(at::kFloat));
+INSTANTIATE_TEST_SUITE_P(Dtypes, FusedGating, ::testing::Values(at::kFloat, at::kBFloat16));
 
 }  // namespace
 }  // namespace longhaul::testing

@@ -4,6 +4,7 @@
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/cpu/tensors.h"
+#include "longhaul/ops/kernel.h"
 
 namespace longhaul::ops {
 namespace {
@@ -49,6 +50,7 @@ void adam_w(const std::vector<AdamWUpdate>& updates, const AdamWOptions& options
       gradients.push_back(update.grad.contiguous());
       parameters.push_back(parameter_of(update, gradients.back(), options));
     } else {
+      report_fallback("adam_w", "it updates contiguous fp32 on the CPU");
       adam_w_reference(update, options);
     }
   }

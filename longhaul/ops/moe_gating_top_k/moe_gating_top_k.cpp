@@ -80,12 +80,6 @@ struct GatingFunction : torch::autograd::Function<GatingFunction> {
   }
 };
 
-std::string why_not_fused(const Tensor& logits_TE) {
-  const std::string reason = why_no_cpu_kernel(logits_TE);
-  if (!reason.empty()) return reason;
-  return logits_TE.scalar_type() == at::kFloat ? "" : "it computes in Float";
-}
-
 Gating by_definition(const Tensor& logits_TE, const Tensor& bias_E, const GatingOptions& options,
                      const Tensor& chosen_TK) {
   const Tensor scores = gating_scores(logits_TE, options);
@@ -122,9 +116,11 @@ Gating moe_gating_top_k(const Tensor& logits_TE, const Tensor& bias_E, const Gat
     check_shape(chosen_TK, {logits_TE.size(0), options.k}, "chosen experts");
   }
   if (kernel == Kernel::kFused) {
-    const std::string reason = why_not_fused(logits_TE);
+    const std::string reason = why_no_cpu_kernel(logits_TE);
     if (reason.empty()) {
-      const auto results = GatingFunction::apply(logits_TE, Choice{options, bias_E, chosen_TK});
+      // Scores are fp32 in any case.
+      const auto results =
+          GatingFunction::apply(logits_TE.to(at::kFloat), Choice{options, bias_E, chosen_TK});
       return {results[0], results[1], results[2]};
     }
     report_fallback("moe_gating_top_k", reason);
