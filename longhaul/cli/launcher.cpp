@@ -42,15 +42,19 @@ class KeptSignals {
     struct sigaction action {};
     action.sa_handler = receive;
     for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &action, &before_[i]);
+    struct sigaction normal {};
+    normal.sa_handler = SIG_DFL;  // where it is ignored, nobody learns how a child has ended
+    sigaction(SIGCHLD, &normal, &child_before_);
   }
   ~KeptSignals() {
+    sigaction(SIGCHLD, &child_before_, nullptr);
     for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &before_[i], nullptr);
   }
   KeptSignals(const KeptSignals&) = delete;
 
  private:
   static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};
-  struct sigaction before_[std::size(kSignals)];
+  struct sigaction before_[std::size(kSignals)], child_before_;
 };
 
 // A port that nothing listens on now.
@@ -100,11 +104,13 @@ Rank start(int rank, int ranks, int port, const std::vector<std::string>& words)
   std::vector<char*> arguments;
   for (auto& word : all) arguments.push_back(word.data());
   arguments.push_back(nullptr);
+  const pid_t parent = getpid();
   started.process = fork();
   LONGHAUL_CHECK(started.process >= 0, "cannot start rank {}: {}", rank, std::strerror(errno));
   if (started.process == 0) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);  // also where this process is killed outright
-    setpgid(0, 0);                     // the terminal's signals come once, through this process
+    if (getppid() != parent) _exit(1);
+    setpgid(0, 0);  // the terminal's signals come once, through this process
     for (auto& setting : settings) putenv(setting.data());
     if (rank > 0) dup2(ends[1], STDERR_FILENO);
     execv("/proc/self/exe", arguments.data());
@@ -157,7 +163,8 @@ std::string describe(int number, const Rank& rank) {
 
 class Ranks {
  public:
-  Ranks(int count, const std::vector<std::string>& words) {
+  // Those that were started are ended even if a later one cannot be.
+  Ranks(int count, const std::vector<std::string>& words) : Ranks() {
     const int port = free_port();
     for (int i = 0; i < count; ++i) ranks_.push_back(start(i, count, port, words));
   }
@@ -177,7 +184,7 @@ class Ranks {
   void end_others() {
     send(SIGTERM);
     const auto limit = Clock::now() + kGrace;
-    while (!all_ended() && Clock::now() < limit) {
+    while (!all_ended() && Clock::now() < limit && received.exchange(0) == 0) {
       std::this_thread::sleep_for(kPoll);
       collect();
     }
@@ -187,6 +194,8 @@ class Ranks {
   const Rank& operator[](int i) const { return ranks_[static_cast<size_t>(i)]; }
 
  private:
+  Ranks() = default;
+
   bool all_ended() const {
     return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return !!r.ended; });
   }

@@ -17,7 +17,8 @@ struct Launcher {
 };
 constexpr Launcher kLaunchers[] = {
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"},
-    {"SLURM", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE"},
+    // Of a step: a batch script has SLURM_NTASKS, too, and is alone.
+    {"SLURM", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
     {"MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"},
 };
@@ -80,7 +81,7 @@ std::optional<RankEnvironment> rank_environment(const Variables& variables) {
                           .host = {},
                           .port = 0,
                           .origin = fmt::format("{}'s {}", launcher.name, launcher.rank)};
-    if (found.size <= 1) continue;
+    if (found.size <= 1) return std::nullopt;  // and it has the last word
     if (found.rank >= found.size) {
       fail_user("the environment's {} is {}, but {} says that there are {} ranks", launcher.rank,
                 found.rank, launcher.size, found.size);

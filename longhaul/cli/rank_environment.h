@@ -1,5 +1,5 @@
-// What whoever started this process says of the ranks of the job: longhaul's own launcher, torchrun,
-// SLURM's srun or an MPI launcher.
+// What whoever started this process says of the ranks of the job: longhaul's own launcher,
+// torchrun, SLURM's srun or an MPI launcher.
 #pragma once
 
 #include <functional>
@@ -20,10 +20,10 @@ using Variables = std::function<std::optional<std::string>(const std::string& na
 Variables process_variables();
 
 // nullopt: this process is alone. In the order RANK and WORLD_SIZE (torchrun), SLURM_PROCID and
-// SLURM_NTASKS, OMPI_COMM_WORLD_*, PMI_*. MASTER_ADDR and MASTER_PORT say where rank 0 listens;
-// SLURM's list of nodes and job number stand in for them, and so does this machine where all ranks
-// are on it. UserError, naming the variables, for numbers that are none, a rank outside of the
-// size, or a place that is not said.
+// SLURM_STEP_NUM_TASKS, OMPI_COMM_WORLD_*, PMI_*. MASTER_ADDR and MASTER_PORT say where rank 0
+// listens; SLURM's list of nodes and job number stand in for them, and so does this machine where
+// all ranks are on it. UserError, naming the variables, for numbers that are none, a rank outside
+// of the size, or a place that is not said.
 std::optional<RankEnvironment> rank_environment(const Variables& variables);
 
 }  // namespace longhaul::cli

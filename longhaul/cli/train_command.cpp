@@ -57,9 +57,9 @@ void train(const CLI::App& command, int64_t ranks) {
     return;
   }
   if (config.metrics.disable_color_printing) log::configure(false);
-  if (config.job.print_config) log::info("\n{}", to_toml(config));
-  catch_signals();
   dtensor::World world = world_of(config);
+  if (config.job.print_config && world.rank() == 0) log::info("\n{}", to_toml(config));
+  catch_signals();  // until here they end the process
   train::run_training(config, stop_requested, world);
 }
 

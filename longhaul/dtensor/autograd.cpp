@@ -71,6 +71,7 @@ Tensor as_dtensor(const Tensor& grad, const Kept& like) {
 struct FromLocal : torch::autograd::Function<FromLocal> {
   static Tensor forward(AutogradContext* ctx, const Tensor& local, const Spec& spec,
                         const std::vector<int64_t>& sizes) {
+    ctx->set_materialize_grads(false);
     keep(ctx, spec, sizes);
     return wrap_dense(local.detach(), spec, sizes);
   }
@@ -87,6 +88,7 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
 
 struct ToLocal : torch::autograd::Function<ToLocal> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Placements& grad_placements) {
+    ctx->set_materialize_grads(false);
     keep(ctx, {spec_of(x).mesh, grad_placements}, x.sizes());
     return local_of(x).detach();
   }
@@ -100,6 +102,7 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
 
 struct Redistribute : torch::autograd::Function<Redistribute> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Placements& placements) {
+    ctx->set_materialize_grads(false);
     keep(ctx, spec_of(x), x.sizes());
     return redistributed(x, placements);
   }
@@ -149,7 +152,10 @@ Tensor distribute(const Tensor& whole, const Mesh& mesh, const Placements& place
   for (const auto& placement : placements) {
     LONGHAUL_CHECK(!placement.is_partial(), "a whole tensor has no terms: {}", text_of(placements));
   }
-  return wrap_dense(local.contiguous(), {mesh, placements}, whole.sizes());
+  // A part of its own: what is written into it does not reach `whole` on this rank alone.
+  const bool is_part = local.numel() != whole.numel();
+  return wrap_dense(is_part ? local.clone(at::MemoryFormat::Contiguous) : local.contiguous(),
+                    {mesh, placements}, whole.sizes());
 }
 
 Tensor from_local(const Tensor& local, const Mesh& mesh, const Placements& placements,

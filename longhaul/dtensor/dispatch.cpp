@@ -51,11 +51,7 @@ using Key = DispatchCache::Key;
 
 // --- the key of a call -------------------------------------------------------------------------
 
-int64_t bits_of(double x) {
-  int64_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
+constexpr int64_t kAnyDouble = std::numeric_limits<int64_t>::min() + 1;
 
 void add_words(Key& key, at::IntArrayRef words) {
   key.push_back(static_cast<int64_t>(words.size()));
@@ -88,8 +84,7 @@ bool add_value(Key& key, const IValue& value) {
   } else if (value.isBool()) {
     key.push_back(value.toBool() ? 1 : 0);
   } else if (value.isDouble()) {
-    key.push_back(bits_of(value.toDouble()));
-    key.push_back(0);
+    key.push_back(kAnyDouble);  // no rule reads one, and a step's losses are divided by new ones
   } else if (value.isDevice()) {
     key.push_back(static_cast<int64_t>(value.toDevice().type()));
   } else if (value.isString()) {
@@ -204,6 +199,19 @@ bool is_written(const c10::FunctionSchema& schema, const OpCall& call, size_t in
   return false;
 }
 
+// Whether each result that is an argument, written in place, lies as that argument does.
+bool keeps_written(const c10::FunctionSchema& schema, const OpCall& call,
+                   const Strategy& strategy) {
+  for (size_t i = 0; i < schema.returns().size(); ++i) {
+    const int arg = written_arg(schema, i);
+    if (arg < 0) continue;
+    const auto input = static_cast<size_t>(call.input_of(static_cast<size_t>(arg)));
+    const auto& output = strategy.outputs[std::min(i, strategy.outputs.size() - 1)];
+    if (output != strategy.inputs[input]) return false;
+  }
+  return true;
+}
+
 double cost_of(const c10::FunctionSchema& schema, const OpCall& call, const Strategy& strategy,
                size_t axis, int64_t ranks) {
   double cost = 0;
@@ -228,6 +236,7 @@ Strategy cheapest(const c10::OperatorHandle& op, const OpCall& call, const RuleE
   const Strategy* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const auto& strategy : strategies) {
+    if (!keeps_written(op.schema(), call, strategy)) continue;
     const double cost = cost_of(op.schema(), call, strategy, axis, ranks);
     if (cost < least) {
       least = cost;
@@ -289,8 +298,9 @@ const Mesh& mesh_of(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args) {
       return;
     }
     const Mesh& own = spec_of(x).mesh;
-    LONGHAUL_CHECK(mesh == nullptr || *mesh == own || **mesh == *own, "{}: DTensors on two meshes, {} and {}",
-                   op.schema().name(), (*mesh)->text(), own->text());
+    LONGHAUL_CHECK(mesh == nullptr || *mesh == own || **mesh == *own,
+                   "{}: DTensors on two meshes, {} and {}", op.schema().name(), (*mesh)->text(),
+                   own->text());
     mesh = &own;
   };
   for (const IValue& arg : args) {
@@ -321,7 +331,12 @@ void execute(const c10::OperatorHandle& op, Stack& stack, const Mesh& mesh, cons
     const Placements& wanted = decision.inputs[input++];
     if (!is_dtensor(x)) return x;
     if (!decision.redistributes) return local_of(x);
-    return redistribute_local(local_of(x), x.sizes(), *mesh, spec_of(x).placements, wanted);
+    const Tensor part =
+        redistribute_local(local_of(x), x.sizes(), *mesh, spec_of(x).placements, wanted);
+    // In the order of the whole's dims, or the result would be laid out otherwise than it says.
+    const auto strides = dense_strides(part.sizes(), x);
+    if (part.strides() == at::IntArrayRef(strides)) return part;
+    return at::empty_strided(part.sizes(), strides, part.options()).copy_(part);
   };
   for (size_t i = first; i < stack.size(); ++i) {
     if (stack[i].isTensor()) {

@@ -12,7 +12,7 @@
 namespace longhaul::dtensor {
 
 struct Decision {
-  std::vector<Placements> inputs;  // of the DTensors among the inputs, in order
+  std::vector<Placements> inputs;  // of all inputs in order; of a plain number, Replicate
   const struct RuleEntry* entry = nullptr;
   bool redistributes = false;  // some input lies otherwise
   struct Output {

@@ -35,7 +35,7 @@ Tensor gather_dim(const Tensor& local, int64_t dim, int64_t total, const Communi
 
 Tensor cut_dim(const Tensor& local, int64_t dim, const Communicator& group) {
   const Slice slice = slice_of(local.size(dim), group.size(), group.rank());
-  return local.narrow(dim, slice.start, slice.length).contiguous();
+  return local.narrow(dim, slice.start, slice.length).clone(at::MemoryFormat::Contiguous);
 }
 
 Tensor reduce_dim(const Tensor& local, int64_t dim, Reduction reduction,

@@ -12,8 +12,8 @@
 namespace longhaul::parallel {
 
 // A unit for the embedding, each block and each MTP module, and one for all the rest (the last
-// norms and the output head). Routed experts are cut over the ranks of efsdp, everything else over
-// those of fsdp. With parallelism.fsdp_reshard_after_forward "never" the blocks stay gathered
+// norms and the output head). Routed experts are cut over the ranks of efsdp, routers over those
+// of tokens, everything else over those of fsdp. With parallelism.fsdp_reshard_after_forward "never" the blocks stay gathered
 // between their forward and backward passes; the rest is needed at once and stays in any case, and
 // so does the embedding where MTP modules come back to it. On a single rank the model is left as it
 // is. The result must end before the model does.

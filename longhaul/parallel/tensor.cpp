@@ -90,9 +90,8 @@ class TensorParallel::Edge : public nn::ModuleHook {
     return dtensor::redistribute(whole, {placement});
   }
 
-  // Of activations the slice of the sequence; of a parameter all, used for this rank's slice.
   Tensor part_of(const Tensor& x) {
-    if (x.dim() <= kSequence) return x;
+    LONGHAUL_CHECK(x.dim() > kSequence, "an input with {} dims has no sequence to cut", x.dim());
     sequence_ = x.size(kSequence);
     return dtensor::to_local(placed(x, *style_.input));
   }

@@ -20,8 +20,7 @@ using dtensor::Placement;
 // How a module computes on the tp axis.
 struct ParallelStyle {
   Placement parameters = Placement::replicate();
-  // What the first input (or a named parameter's use) and the result are redistributed to; none: as
-  // they come.
+  // What the first input and the result are redistributed to; none: as they come.
   std::optional<Placement> input = std::nullopt, output = std::nullopt;
   // Plain tensors inside: the inputs' parts in `input` go in, the result's part comes out in
   // `output`. A plain input is taken as one that every rank has.

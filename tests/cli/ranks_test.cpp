@@ -105,15 +105,22 @@ TEST(RankEnvironment, IsWhatTheLauncherSays) {
           {{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "host"}, {"MASTER_PORT", "1234"}}),
       "3 of 8 at host:1234");
   EXPECT_EQ(text_of({{"SLURM_PROCID", "5"},
-                     {"SLURM_NTASKS", "16"},
+                     {"SLURM_STEP_NUM_TASKS", "16"},
                      {"SLURM_STEP_NODELIST", "node[07-08,11]"},
                      {"SLURM_JOB_ID", "40012"}}),
             "5 of 16 at node07:20012");
   EXPECT_EQ(text_of({{"SLURM_PROCID", "0"},
-                     {"SLURM_NTASKS", "2"},
+                     {"SLURM_STEP_NUM_TASKS", "2"},
                      {"SLURM_STEP_NODELIST", "left,right"},
                      {"MASTER_PORT", "77"}}),
             "0 of 2 at left:77");
+  // A batch script of SLURM's is no step; torchrun in one has the last word.
+  EXPECT_EQ(text_of({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}}), "alone");
+  EXPECT_EQ(text_of({{"RANK", "0"},
+                     {"WORLD_SIZE", "1"},
+                     {"SLURM_PROCID", "0"},
+                     {"SLURM_STEP_NUM_TASKS", "4"}}),
+            "alone");
   EXPECT_EQ(text_of({{"OMPI_COMM_WORLD_RANK", "1"},
                      {"OMPI_COMM_WORLD_SIZE", "2"},
                      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),

@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
+#include "longhaul/dtensor/dispatch_cache.h"
 #include "tests/dtensor/dtensor_table.h"
 #include "tests/support/run_ranks.h"
 
@@ -113,6 +115,46 @@ TEST(DTensor, ErrorsNameOperatorPlacementsAndPlace) {
                 HasSubstr("expected ["));
     EXPECT_THAT(error_of([&] { static_cast<void>(dtensor::local_of(normal({2}, 1))); }),
                 HasSubstr("expected a DTensor"));
+  });
+}
+
+TEST(DTensor, TermsAreRoundedTogether) {
+  on_two_ranks([](World&, const Mesh& mesh) {
+    // 0.5 on each rank: the sum is 1.
+    const Tensor x = dtensor::from_local(at::full({4}, 0.5), mesh, {Placement::partial()});
+    EXPECT_TRUE(at::equal(whole_of(x.to(at::kLong)), at::ones({4}, at::kLong)));
+  });
+}
+
+TEST(DTensor, NumbersThatChangeTakeNoMemory) {
+  on_two_ranks([](World&, const Mesh& mesh) {
+    const Tensor x = dtensor::distribute(normal({4}, 1), mesh, {Placement::shard(0)});
+    static_cast<void>(x / 3.0);
+    const size_t known = mesh->cache().size();
+    for (int i = 1; i < 9; ++i) static_cast<void>(x / (i + 0.5));
+    EXPECT_EQ(mesh->cache().size(), known);
+  });
+}
+
+struct TwoInputs : torch::autograd::Function<TwoInputs> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& a, const Tensor& b) {
+    return a + b.sum();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& grads) {
+    return {grads[0], Tensor()};
+  }
+};
+
+TEST(DTensor, AGradientThatIsNotThereStaysAway) {
+  on_two_ranks([](World&, const Mesh& mesh) {
+    const Tensor part = normal({3, 4}, 2).requires_grad_(),
+                 other = normal({3, 4}, 3).requires_grad_();
+    const Tensor a = dtensor::from_local(part, mesh, {Placement::shard(0)});
+    const Tensor b = dtensor::from_local(other, mesh, {Placement::shard(0)});
+    const Tensor y = TwoInputs::apply(a, dtensor::redistribute(b, {Placement::replicate()}));
+    torch::autograd::backward({dtensor::full_tensor(y).sum()}, {});
+    EXPECT_TRUE(at::equal(part.grad(), at::ones({3, 4}, at::kDouble)));
   });
 }
 

@@ -57,6 +57,13 @@ std::vector<Case> pointwise_cases() {
          y.add_(x[0]);
          return y * x[1];
        }},
+      {"product in place",
+       {{4, 5}, {4, 5}},
+       [](const Inputs& x) {
+         Tensor y = x[0].clone();
+         y.mul_(x[1]);
+         return y + x[1];
+       }},
   };
 }
 
@@ -106,6 +113,11 @@ std::vector<Case> view_cases() {
        [](const Inputs& x) {
          return x[0].expand({2, 4, 5, 3});
        }},
+      {"squeeze all", {{4, 1, 3}}, [](const Inputs& x) { return x[0].squeeze(); }},
+      {"squeeze what stays", {{2, 3}}, [](const Inputs& x) { return x[0].squeeze(0) * 2; }},
+      {"sum of transposed, viewed",
+       {{4, 6}, {4, 6}},
+       [](const Inputs& x) { return (x[0].t() + x[1].t()).t().view({24}); }},
       {"slice", {{6, 5}}, [](const Inputs& x) { return x[0].slice(0, 1, 5, 2); }},
       {"narrow last", {{6, 5}}, [](const Inputs& x) { return x[0].narrow(-1, 1, 3); }},
       {"select", {{6, 5, 4}}, [](const Inputs& x) { return x[0].select(1, 2); }},

@@ -94,7 +94,7 @@ void add_index_rules(RuleTable& table) {
   add(index_select, {"index_select"});
   add(embedding, {"embedding"});
   add(embedding_backward, {"embedding_dense_backward"});
-  add(all_whole, {"index.Tensor", "index_put", "index_put_", "index_add", "index_add_", "nonzero"});
+  add(all_whole, {"index.Tensor", "index_put", "index_put_", "index_add", "index_add_"});
 }
 
 }  // namespace longhaul::dtensor

@@ -67,11 +67,13 @@ std::vector<Strategy> same(const OpCall& call, int64_t ranks) {
   return strategies;
 }
 
-// To a wider dtype terms may go one by one; to a narrower one their sum must be rounded, not they.
+// To a dtype that holds all values of the old one terms may go one by one; to another one their sum
+// must be rounded, not they.
 std::vector<Strategy> to_copy(const OpCall& call, int64_t ranks) {
   const auto& wanted = call.args()[1];
-  const bool narrows = !wanted.isNone() && c10::elementSize(wanted.toScalarType()) <
-                                               static_cast<size_t>(call.input(0).element_size());
+  const bool narrows =
+      !wanted.isNone() && c10::promoteTypes(call.input(0).scalar_type(), wanted.toScalarType()) !=
+                              wanted.toScalarType();
   return narrows ? pointwise(call, ranks) : same(call, ranks);
 }
 

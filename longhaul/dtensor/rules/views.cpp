@@ -116,8 +116,10 @@ std::vector<Strategy> squeeze(const OpCall& call, int64_t /*ranks*/) {
   std::vector<int64_t> to;
   int64_t next = 0;
   for (int64_t dim = 0; dim < x.dim(); ++dim) {
-    const bool dropped = wanted[static_cast<size_t>(dim)] && x.size(dim) == 1;
-    to.push_back(dropped ? -1 : next++);
+    const bool asked = wanted[static_cast<size_t>(dim)], dropped = asked && x.size(dim) == 1;
+    // One that stays could be 1 in a part, and be dropped there: it must be whole.
+    to.push_back(asked ? -1 : next);
+    next += dropped ? 0 : 1;
   }
   return mapped(call, to);
 }
