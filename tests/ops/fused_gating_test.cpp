@@ -46,7 +46,9 @@ at::Tensor both(const ops::Gating& gating) {
   return at::cat({gating.weights_TK, gating.scores_TE}, -1);
 }
 
-class FusedGating : public FusedOperator {};
+class FusedGating : public FusedOperator {
+  at::ScalarType value_dtype() const override { return at::kFloat; }
+};
 
 // Against the definition in fp64, for the kernel's own choice: scores that are closer than fp32
 // tells may be chosen the other way.
