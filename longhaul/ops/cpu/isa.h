@@ -15,7 +15,7 @@ inline constexpr Isa kAllIsas[] = {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2,
 
 struct IsaChoice {
   Isa isa;        // attention, the indexer, grouped products
-  Isa pointwise;  // norms, rotation, SwiGLU, permute, losses, AdamW; else the same
+  Isa pointwise;  // norms, SwiGLU, permute, losses, AdamW; else the same
   std::string reason;
 };
 
