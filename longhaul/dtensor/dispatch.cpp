@@ -17,89 +17,11 @@ namespace longhaul::dtensor {
 
 DispatchCache::DispatchCache() = default;
 
-const Decision* DispatchCache::find(const Key& key, uint64_t hash) const {
-  const auto [begin, end] = entries_.equal_range(hash);
-  for (auto entry = begin; entry != end; ++entry) {
-    const auto& known = entry->second->key;
-    if (known.size() == key.size() && std::equal(key.begin(), key.end(), known.begin())) {
-      return &entry->second->decision;
-    }
-  }
-  return nullptr;
-}
-
-const Decision& DispatchCache::insert(const Key& key, uint64_t hash, Decision decision) {
-  auto entry = std::make_unique<Entry>(
-      Entry{std::vector<int64_t>(key.begin(), key.end()), std::move(decision)});
-  return entries_.emplace(hash, std::move(entry))->second->decision;
-}
-
-uint64_t DispatchCache::hash_of(const Key& key) {
-  uint64_t hash = 0xcbf29ce484222325U;
-  for (const int64_t word : key) {
-    hash = (hash ^ static_cast<uint64_t>(word)) * 0x9e3779b97f4a7c15U;
-    hash ^= hash >> 29;
-  }
-  return hash;
-}
-
 namespace {
 
 using c10::IValue;
 using torch::jit::Stack;
 using Key = DispatchCache::Key;
-
-// --- the key of a call -------------------------------------------------------------------------
-
-constexpr int64_t kAnyDouble = std::numeric_limits<int64_t>::min() + 1;
-
-void add_words(Key& key, at::IntArrayRef words) {
-  key.push_back(static_cast<int64_t>(words.size()));
-  key.append(words.begin(), words.end());
-}
-
-void add_tensor(Key& key, const Tensor& x) {
-  if (!x.defined()) {
-    key.push_back(-1);
-    return;
-  }
-  key.push_back(static_cast<int64_t>(x.scalar_type()));
-  if (is_dtensor(x)) {
-    add_words(key, x.sizes());
-    key.append(x.strides().begin(), x.strides().end());
-    for (const auto& placement : spec_of(x).placements) key.push_back(placement.code());
-  } else {
-    key.push_back(-2 - x.dim());
-  }
-}
-
-// False if it holds something that the key cannot describe.
-bool add_value(Key& key, const IValue& value) {
-  if (value.isTensor()) {
-    add_tensor(key, value.toTensor());
-  } else if (value.isInt()) {
-    key.push_back(value.toInt());
-  } else if (value.isNone()) {
-    key.push_back(std::numeric_limits<int64_t>::min());
-  } else if (value.isBool()) {
-    key.push_back(value.toBool() ? 1 : 0);
-  } else if (value.isDouble()) {
-    key.push_back(kAnyDouble);  // no rule reads one, and a step's losses are divided by new ones
-  } else if (value.isDevice()) {
-    key.push_back(static_cast<int64_t>(value.toDevice().type()));
-  } else if (value.isString()) {
-    key.push_back(static_cast<int64_t>(std::hash<std::string_view>()(value.toStringView())));
-  } else if (value.isList()) {
-    const auto list = value.toListRef();
-    key.push_back(static_cast<int64_t>(list.size()));
-    for (const auto& element : list) {
-      if (!add_value(key, element)) return false;
-    }
-  } else {
-    return false;
-  }
-  return true;
-}
 
 // --- deciding ----------------------------------------------------------------------------------
 
@@ -261,6 +183,9 @@ Decision decide(const c10::OperatorHandle& op, const RuleEntry& entry, OpCall& c
     decision.outputs = infer_outputs(op, call.args());
   }
   for (const auto& output : decision.outputs) call.output_sizes.push_back(output.sizes);
+  for (size_t i = 0; i < op.schema().returns().size(); ++i) {
+    decision.written.push_back(written_arg(op.schema(), i));
+  }
   decision.inputs.resize(call.num_inputs());
   for (size_t axis = 0; axis < static_cast<size_t>(mesh.num_axes()); ++axis) {
     const Strategy strategy = cheapest(op, call, entry, mesh, axis);
@@ -322,8 +247,7 @@ void execute(const c10::OperatorHandle& op, Stack& stack, const Mesh& mesh, cons
   const size_t num_args = schema.arguments().size();
   const size_t first = stack.size() - num_args;
   std::vector<IValue> written;  // what results that are arguments go back to
-  for (size_t i = 0; i < schema.returns().size(); ++i) {
-    const int arg = written_arg(schema, i);
+  for (const int arg : decision.written) {
     written.push_back(arg < 0 ? IValue() : stack[first + static_cast<size_t>(arg)]);
   }
   size_t input = 0;
@@ -377,7 +301,7 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   Key key;
   key.push_back(reinterpret_cast<int64_t>(&op.schema()));
   bool cacheable = true;
-  for (const IValue& arg : args) cacheable = cacheable && add_value(key, arg);
+  for (const IValue& arg : args) cacheable = cacheable && DispatchCache::add(key, arg);
   const uint64_t hash = DispatchCache::hash_of(key);
   if (cacheable) {
     if (const Decision* known = mesh->cache().find(key, hash)) {

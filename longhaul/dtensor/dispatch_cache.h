@@ -2,6 +2,8 @@
 // on. One rank's thread at a time.
 #pragma once
 
+#include <ATen/core/ivalue.h>
+
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
@@ -20,6 +22,7 @@ struct Decision {
     std::vector<int64_t> sizes, strides;  // of the whole
   };
   std::vector<Output> outputs;
+  std::vector<int> written;          // by result: the argument that it is, or -1
   std::vector<int64_t> local_sizes;  // for the size argument, where there is one
 };
 
@@ -29,6 +32,10 @@ class DispatchCache {
 
   DispatchCache();  // in dispatch.cpp, so that whoever has a mesh has the dispatcher's
                     // registrations
+
+  // Appends what a decision depends on of an argument. False if it holds something else than
+  // tensors, numbers, names, devices and lists of them.
+  static bool add(Key& key, const c10::IValue& value);
 
   const Decision* find(const Key& key, uint64_t hash) const;
   const Decision& insert(const Key& key, uint64_t hash, Decision decision);

@@ -74,5 +74,7 @@ const RuleEntry* find_rule(const std::string& full_name);
 Strategy uniform(const OpCall& call, Placement placement);
 // Everything replicated: every rank computes the same. Each rule lists it.
 inline Strategy replicated(const OpCall& call) { return uniform(call, Placement::replicate()); }
+// The rule of an operator that cannot be computed on parts.
+std::vector<Strategy> only_replicated(const OpCall& call, int64_t ranks);
 
 }  // namespace longhaul::dtensor

@@ -103,4 +103,10 @@ Tensor permute_rows(const Tensor& x, const Tensor& order, const Tensor& inverse)
   return PermuteRows::apply(x, order, inverse);
 }
 
+Tensor sum_over(const Tensor& x, const Group& group) {
+  Tensor sum = x.detach().clone(at::MemoryFormat::Contiguous);
+  group->all_reduce(sum, dtensor::Reduction::kSum).wait();
+  return sum;
+}
+
 }  // namespace longhaul::parallel

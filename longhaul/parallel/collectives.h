@@ -1,4 +1,4 @@
-// Collectives that gradients flow through, on plain tensors of any rank's own. All ranks of the
+// Collectives on plain tensors of any rank's own. All ranks of the
 // group call them in the same order, and their backward passes too.
 #pragma once
 
@@ -11,6 +11,9 @@
 namespace longhaul::parallel {
 
 using at::Tensor;
+
+// The sum over the ranks of what each has, without gradient; `x` stays as it is.
+Tensor sum_over(const Tensor& x, const Group& group);
 
 // The rows (dim 0) of all ranks, rank after rank; each has as many. The backward pass adds up the
 // ranks' gradients of this rank's rows.

@@ -79,11 +79,7 @@ class GatheredSequence : public deepseek_v3::SequenceCut {
     return rows_SB.transpose(0, 1).contiguous();
   }
 
-  Tensor sum(const Tensor& statistic) const override {
-    Tensor total = statistic.detach().clone(at::MemoryFormat::Contiguous);
-    group_->all_reduce(total, dtensor::Reduction::kSum).wait();
-    return total;
-  }
+  Tensor sum(const Tensor& statistic) const override { return sum_over(statistic, group_); }
 
   const std::vector<SliceRun>& runs() const override { return runs_; }
 

@@ -15,7 +15,6 @@ namespace {
 
 constexpr int64_t kBatch = 0, kSequence = 1, kHeads = 2;
 
-ops::Kernel kernel_of(int64_t kernel) { return static_cast<ops::Kernel>(kernel); }
 Placement cut(int64_t dim) { return Placement::shard(dim); }
 Placement whole() { return Placement::replicate(); }
 Placement term() { return Placement::partial(); }

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "longhaul/dtensor/operators/placing.h"
+#include "longhaul/ops/common.h"
 #include "longhaul/ops/matmul/matmul.h"
 
 namespace longhaul::dtensor {
@@ -70,7 +71,7 @@ Sums compute(const Tensor& hidden_TD, const Tensor& weight_VD, const Tensor& lab
                            .logical_or_((labels_T >= 0).logical_and_(labels_T < vocabulary.size));
   LONGHAUL_CHECK(known.all().item<bool>(), "cross-entropy: a label outside 0 .. {}",
                  vocabulary.size - 1);
-  const auto wide = hidden_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto wide = ops::wide_type(hidden_TD);
   const Tensor hidden = hidden_TD.to(wide), weight = weight_VD.to(wide);
   Sums sums{at::zeros({}, hidden.options()), {}, {}};
   if (with_gradients) {
@@ -134,8 +135,7 @@ Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Te
       at::GradMode::is_enabled() && (hidden.requires_grad() || weight.requires_grad());
   return placing.compute([&](const std::vector<Tensor>& x) {
     if (vocabulary.axes.empty()) {
-      return std::vector{
-          ops::linear_cross_entropy(x[0], x[1], x[2], static_cast<ops::Kernel>(kernel))};
+      return std::vector{ops::linear_cross_entropy(x[0], x[1], x[2], kernel_of(kernel))};
     }
     const Tensor hidden_TD = x[0].reshape({-1, x[0].size(-1)}), labels_T = x[2].reshape({-1});
     return std::vector{VocabularyCrossEntropy::apply(hidden_TD, x[1], labels_T, vocabulary, block,

@@ -9,8 +9,12 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/dtensor/dtensor.h"
+#include "longhaul/ops/kernel.h"
 
 namespace longhaul::dtensor {
+
+// How a kernel travels through the dispatcher.
+inline ops::Kernel kernel_of(int64_t kernel) { return static_cast<ops::Kernel>(kernel); }
 
 // The mesh of the first DTensor among `tensors`.
 inline const Mesh& mesh_of(std::initializer_list<const Tensor*> tensors) {

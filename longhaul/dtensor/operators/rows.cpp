@@ -10,8 +10,6 @@
 namespace longhaul::dtensor {
 namespace {
 
-ops::Kernel kernel_of(int64_t kernel) { return static_cast<ops::Kernel>(kernel); }
-
 Placement cut(int64_t dim) { return Placement::shard(dim); }
 
 // Whether x lies in slices of a dim before the last.

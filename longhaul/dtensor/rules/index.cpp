@@ -75,10 +75,6 @@ std::vector<Strategy> embedding_backward(const OpCall& call, int64_t /*ranks*/) 
   return strategies;
 }
 
-std::vector<Strategy> all_whole(const OpCall& call, int64_t /*ranks*/) {
-  return {replicated(call)};
-}
-
 }  // namespace
 
 void add_index_rules(RuleTable& table) {
@@ -94,7 +90,7 @@ void add_index_rules(RuleTable& table) {
   add(index_select, {"index_select"});
   add(embedding, {"embedding"});
   add(embedding_backward, {"embedding_dense_backward"});
-  add(all_whole, {"index.Tensor", "index_put", "index_put_", "index_add", "index_add_"});
+  add(only_replicated, {"index.Tensor", "index_put", "index_put_", "index_add", "index_add_"});
 }
 
 }  // namespace longhaul::dtensor

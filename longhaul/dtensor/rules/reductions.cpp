@@ -88,10 +88,6 @@ std::vector<Strategy> whole_dims(const OpCall& call, int64_t /*ranks*/) {
   return outside(call, call.dims_arg(1), call.bool_arg(2));
 }
 
-std::vector<Strategy> all_whole(const OpCall& call, int64_t /*ranks*/) {
-  return {replicated(call)};
-}
-
 // A dim in argument `arg`, which the results keep.
 template <size_t arg>
 std::vector<Strategy> along(const OpCall& call, int64_t /*ranks*/) {
@@ -136,7 +132,7 @@ void add_reduction_rules(RuleTable& table) {
   add(min_all, {"min"});
   add(whole_dims, {"logsumexp", "max.dim", "min.dim", "argmax", "argmin", "any.dim", "all.dim",
                    "prod.dim_int"});
-  add(all_whole, {"any", "all"});
+  add(only_replicated, {"any", "all"});
   add(along<1>, {"_softmax", "_log_softmax", "cumsum", "cumprod", "sort"});
   table["aten::_local_scalar_dense"] = {.handler = local_scalar, .file = __FILE__};
   table["aten::flip"] = {.rule = flip, .laid_out_as_sum = true, .file = __FILE__};

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "longhaul/base/error.h"
+#include "longhaul/parallel/collectives.h"
 
 namespace longhaul::parallel {
 namespace {
@@ -72,11 +73,7 @@ std::unique_ptr<TensorParallel> apply_tensor_parallel(deepseek_v3::Model& model,
   for (const auto& [name, module] : model.modules()) {
     auto* moe = dynamic_cast<deepseek_v3::Moe*>(module);
     if (moe == nullptr) continue;
-    moe->set_over_shares([axis](const Tensor& statistic) {
-      Tensor sum = statistic.detach().clone(at::MemoryFormat::Contiguous);
-      axis->all_reduce(sum, dtensor::Reduction::kSum).wait();
-      return sum;
-    });
+    moe->set_over_shares([axis](const Tensor& statistic) { return sum_over(statistic, axis); });
   }
   return applied;
 }
