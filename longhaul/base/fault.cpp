@@ -17,7 +17,7 @@
 namespace longhaul::fault {
 namespace {
 
-enum class Kind { kKill, kThrow, kNoSpace };
+enum class Kind { kKill, kHang, kThrow, kNoSpace };
 
 struct Plan {
   std::string place;
@@ -27,9 +27,10 @@ struct Plan {
 
 Kind parse_kind(std::string_view text, std::string_view specification) {
   if (text == "kill") return Kind::kKill;
+  if (text == "hang") return Kind::kHang;
   if (text == "throw") return Kind::kThrow;
   if (text == "enospc") return Kind::kNoSpace;
-  fail_user("LONGHAUL_FAULT '{}': '{}' is neither a number nor kill, throw or enospc",
+  fail_user("LONGHAUL_FAULT '{}': '{}' is neither a number nor kill, hang, throw or enospc",
             specification, text);
 }
 
@@ -78,12 +79,19 @@ State& state() {
   return instance;
 }
 
+[[noreturn]] void hang() {
+  while (true) ::pause();
+}
+
 int fire(const Plan& plan, int nth) {
   switch (plan.kind) {
     case Kind::kKill:
       log::error("fault injection: visit {} of '{}' kills this process", nth, plan.place);
       ::kill(::getpid(), SIGKILL);
-      while (true) ::pause();
+      hang();
+    case Kind::kHang:
+      log::error("fault injection: visit {} of '{}' hangs", nth, plan.place);
+      hang();
     case Kind::kThrow:
       throw Injected(fmt::format("fault injection: visit {} of '{}'", nth, plan.place));
     case Kind::kNoSpace:

@@ -1,8 +1,9 @@
 // Faults on demand, so that tests can end a program at a place that matters. A place has a name;
 // the environment variable LONGHAUL_FAULT=<place>[:<nth>][:<kind>] makes its nth visit (default 1)
-// fail: `kill` (default; SIGKILL to this process), `throw` (fault::Injected) or `enospc` (as if the
-// disk were full). Nothing here belongs to what a user sees. The CMake option LONGHAUL_FAULTS=OFF
-// compiles all places out; without a fault in sight a place costs one load and one branch.
+// fail: `kill` (default; SIGKILL to this process), `hang` (that thread waits for ever), `throw`
+// (fault::Injected) or `enospc` (as if the disk were full). Nothing here belongs to what a user
+// sees. The CMake option LONGHAUL_FAULTS=OFF compiles all places out; without a fault in sight a
+// place costs one load and one branch.
 #pragma once
 
 #include <string>

@@ -14,19 +14,25 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <thread>
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
+#include "longhaul/cli/failure_report.h"
+#include "longhaul/cli/rank_environment.h"
 
 namespace longhaul::cli {
 namespace {
 
+namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-// How long ranks may take to end once they are asked to: a step to finish, a checkpoint to write.
-constexpr std::chrono::seconds kGrace{20};
+// How long ranks may take to end once they are asked to: a checkpoint to write.
+constexpr std::chrono::seconds kGrace{10};
+// Who waits in vain for a rank may end before that rank has; its own end is worth waiting for.
+constexpr std::chrono::seconds kPatience{5};
 constexpr std::chrono::milliseconds kPoll{50};
 
 // A signal handler reaches nothing but statics.
@@ -57,48 +63,89 @@ class KeptSignals {
   struct sigaction before_[std::size(kSignals)], child_before_;
 };
 
-// A port that nothing listens on now.
-int free_port() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  const bool bound = socket >= 0 &&
-                     bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
-                     getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  if (socket >= 0) close(socket);
-  LONGHAUL_CHECK(bound, "no free port on 127.0.0.1: {}", std::strerror(errno));
-  return ntohs(address.sin_port);
-}
+// The socket that the ranks meet at, listening before there are any: nobody else can take its port
+// before rank 0, to which it is handed, accepts on it.
+class MeetingPoint {
+ public:
+  MeetingPoint() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    address_.sin_family = AF_INET;
+    address_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address_;
+    auto* address = reinterpret_cast<sockaddr*>(&address_);
+    LONGHAUL_CHECK(socket_ >= 0 && bind(socket_, address, size) == 0 &&
+                       listen(socket_, SOMAXCONN) == 0 && getsockname(socket_, address, &size) == 0,
+                   "no free port on 127.0.0.1: {}", std::strerror(errno));
+  }
+  MeetingPoint(const MeetingPoint&) = delete;
+  ~MeetingPoint() { close(socket_); }
+
+  int socket() const { return socket_; }
+  int port() const { return ntohs(address_.sin_port); }
+
+ private:
+  int socket_;
+  sockaddr_in address_{};
+};
+
+// A folder that ends with this object.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (fs::temp_directory_path() / "longhaul-XXXXXX").string();
+    LONGHAUL_CHECK(mkdtemp(name.data()) != nullptr, "cannot make the folder {}: {}", name,
+                   std::strerror(errno));
+    path_ = name;
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
 
 struct Rank {
   pid_t process = -1;
   int output = -1;           // its stderr, read end; -1: it has this process's
   std::string line;          // of its output, not ended yet
-  std::string last;          // line
+  std::string report;        // path of its FailureReport
   std::optional<int> ended;  // wait status
 };
 
-std::vector<std::string> environment_of(int rank, int ranks, int port) {
+struct RankSettings {
+  int rank, ranks;
+  const MeetingPoint& place;
+  std::string report;
+};
+
+std::vector<std::string> environment_of(const RankSettings& settings) {
   const int cores = std::max(1U, std::thread::hardware_concurrency());
-  std::vector<std::string> settings = {fmt::format("RANK={}", rank),
-                                       fmt::format("LOCAL_RANK={}", rank),
-                                       fmt::format("WORLD_SIZE={}", ranks),
-                                       fmt::format("LOCAL_WORLD_SIZE={}", ranks),
-                                       "MASTER_ADDR=127.0.0.1",
-                                       fmt::format("MASTER_PORT={}", port)};
-  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-    settings.push_back(fmt::format("OMP_NUM_THREADS={}", std::max(1, cores / ranks)));
+  std::vector<std::string> variables = {fmt::format("RANK={}", settings.rank),
+                                        fmt::format("LOCAL_RANK={}", settings.rank),
+                                        fmt::format("WORLD_SIZE={}", settings.ranks),
+                                        fmt::format("LOCAL_WORLD_SIZE={}", settings.ranks),
+                                        "MASTER_ADDR=127.0.0.1",
+                                        fmt::format("MASTER_PORT={}", settings.place.port()),
+                                        fmt::format("{}={}", kErrorFileVariable, settings.report)};
+  if (settings.rank == 0) {
+    variables.push_back(fmt::format("{}={}", kListenSocketVariable, settings.place.socket()));
   }
-  return settings;
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+    variables.push_back(fmt::format("OMP_NUM_THREADS={}", std::max(1, cores / settings.ranks)));
+  }
+  return variables;
 }
 
-Rank start(int rank, int ranks, int port, const std::vector<std::string>& words) {
+Rank start(const RankSettings& settings, const std::vector<std::string>& words) {
   Rank started;
+  started.report = settings.report;
+  const bool first = settings.rank == 0;
   int ends[2] = {-1, -1};
-  if (rank > 0) LONGHAUL_CHECK(pipe2(ends, O_CLOEXEC) == 0, "pipe: {}", std::strerror(errno));
-  std::vector<std::string> settings = environment_of(rank, ranks, port);
+  if (!first) LONGHAUL_CHECK(pipe2(ends, O_CLOEXEC) == 0, "pipe: {}", std::strerror(errno));
+  std::vector<std::string> variables = environment_of(settings);
   std::vector<std::string> all = {"longhaul"};
   all.insert(all.end(), words.begin(), words.end());
   std::vector<char*> arguments;
@@ -106,17 +153,19 @@ Rank start(int rank, int ranks, int port, const std::vector<std::string>& words)
   arguments.push_back(nullptr);
   const pid_t parent = getpid();
   started.process = fork();
-  LONGHAUL_CHECK(started.process >= 0, "cannot start rank {}: {}", rank, std::strerror(errno));
+  LONGHAUL_CHECK(started.process >= 0, "cannot start rank {}: {}", settings.rank,
+                 std::strerror(errno));
   if (started.process == 0) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);  // also where this process is killed outright
     if (getppid() != parent) _exit(1);
     setpgid(0, 0);  // the terminal's signals come once, through this process
-    for (auto& setting : settings) putenv(setting.data());
-    if (rank > 0) dup2(ends[1], STDERR_FILENO);
+    for (auto& variable : variables) putenv(variable.data());
+    if (first) fcntl(settings.place.socket(), F_SETFD, 0);
+    if (!first) dup2(ends[1], STDERR_FILENO);
     execv("/proc/self/exe", arguments.data());
     _exit(127);
   }
-  if (rank > 0) {
+  if (!first) {
     close(ends[1]);
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
     started.output = ends[0];
@@ -140,45 +189,67 @@ void read_output(int number, Rank& rank) {
         rank.line += c;
         continue;
       }
-      if (!rank.line.empty()) {
-        fmt::print(stderr, "rank {}: {}\n", number, rank.line);
-        rank.last = std::exchange(rank.line, "");
-      }
+      if (!rank.line.empty()) fmt::print(stderr, "rank {}: {}\n", number, rank.line);
+      rank.line.clear();
     }
   }
 }
 
-bool failed(int status) { return !WIFEXITED(status) || WEXITSTATUS(status) != 0; }
+struct Failure {
+  std::string what;
+  bool users_mistake = false;
+  bool of_another_rank = false;
+};
 
-std::string describe(int number, const Rank& rank) {
+// nullopt for a rank that has ended well.
+std::optional<Failure> failure_of(int number, const Rank& rank) {
   const int status = *rank.ended;
   if (WIFSIGNALED(status)) {
-    return fmt::format("rank {} was killed by signal {} ({})", number, WTERMSIG(status),
-                       strsignal(WTERMSIG(status)));
+    return Failure{fmt::format("rank {} was killed by signal {} ({})", number, WTERMSIG(status),
+                               strsignal(WTERMSIG(status)))};
   }
-  const std::string words =
-      rank.last.rfind("error: ", 0) == 0 ? ": " + rank.last.substr(7) : std::string();
-  return fmt::format("rank {} ended with status {}{}", number, WEXITSTATUS(status), words);
+  if (WEXITSTATUS(status) == 0) return std::nullopt;
+  Failure failure{fmt::format("rank {} ended with status {}", number, WEXITSTATUS(status))};
+  failure.users_mistake = WEXITSTATUS(status) == 2;
+  if (const auto report = read_failure_report(rank.report)) {
+    failure.what += ": " + report->message;
+    failure.of_another_rank = report->of_another_rank;
+  }
+  return failure;
 }
 
 class Ranks {
  public:
   // Those that were started are ended even if a later one cannot be.
   Ranks(int count, const std::vector<std::string>& words) : Ranks() {
-    const int port = free_port();
-    for (int i = 0; i < count; ++i) ranks_.push_back(start(i, count, port, words));
+    const MeetingPoint place;
+    for (int i = 0; i < count; ++i) {
+      const fs::path report = reports_.path() / fmt::format("rank-{}.json", i);
+      ranks_.push_back(start({i, count, place, report.string()}, words));
+    }
   }
   ~Ranks() { end(SIGKILL); }
   Ranks(const Ranks&) = delete;
 
-  // Until all have ended, or one has failed: its number.
-  std::optional<int> wait() {
-    while (!all_ended()) {
-      std::this_thread::sleep_for(kPoll);
-      if (const int signal = received.exchange(0)) send(signal);
-      if (const auto first = collect()) return first;
+  // Until all have ended, or one has failed.
+  void wait() {
+    while (!all_ended() && failures_.empty()) poll();
+  }
+
+  // Why the job failed, of what is known a little after the first failure; nullopt if it did not.
+  std::optional<Failure> first_cause() {
+    if (failures_.empty()) return std::nullopt;
+    const auto by_itself = [](const Failure& failure) { return !failure.of_another_rank; };
+    const auto find = [&] { return std::find_if(failures_.begin(), failures_.end(), by_itself); };
+    const auto limit = Clock::now() + kPatience;
+    while (find() == failures_.end() && !all_ended() && Clock::now() < limit) poll();
+    if (const auto found = find(); found != failures_.end()) return *found;
+    Failure first = failures_.front();
+    if (const auto running = still_running(); !running.empty()) {
+      first.what +=
+          fmt::format("; still running, so hanging or slow: rank {}", fmt::join(running, ", "));
     }
-    return std::nullopt;
+    return first;
   }
 
   void end_others() {
@@ -190,8 +261,6 @@ class Ranks {
     }
     end(SIGKILL);
   }
-
-  const Rank& operator[](int i) const { return ranks_[static_cast<size_t>(i)]; }
 
  private:
   Ranks() = default;
@@ -206,19 +275,32 @@ class Ranks {
     }
   }
 
-  // Takes note of those that have ended; the first that failed.
-  std::optional<int> collect() {
-    std::optional<int> first;
+  std::vector<int> still_running() const {
+    std::vector<int> running;
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      if (!ranks_[i].ended) running.push_back(static_cast<int>(i));
+    }
+    return running;
+  }
+
+  void poll() {
+    std::this_thread::sleep_for(kPoll);
+    if (const int signal = received.exchange(0)) send(signal);
+    collect();
+  }
+
+  // Takes note of those that have ended.
+  void collect() {
     for (size_t i = 0; i < ranks_.size(); ++i) {
       Rank& rank = ranks_[i];
-      read_output(static_cast<int>(i), rank);
+      const int number = static_cast<int>(i);
+      read_output(number, rank);
       int status = 0;
       if (rank.ended || waitpid(rank.process, &status, WNOHANG) != rank.process) continue;
-      read_output(static_cast<int>(i), rank);
+      read_output(number, rank);
       rank.ended = status;
-      if (failed(status) && !first) first = static_cast<int>(i);
+      if (auto failure = failure_of(number, rank)) failures_.push_back(*std::move(failure));
     }
-    return first;
   }
 
   void end(int signal) {
@@ -231,7 +313,9 @@ class Ranks {
     }
   }
 
+  TemporaryFolder reports_;
   std::vector<Rank> ranks_;
+  std::vector<Failure> failures_;  // in the order in which they were seen
 };
 
 }  // namespace
@@ -239,13 +323,12 @@ class Ranks {
 void launch_ranks(int ranks, const std::vector<std::string>& words) {
   const KeptSignals signals;
   Ranks started(ranks, words);
-  const auto first = started.wait();
-  if (!first) return;
-  const std::string what = describe(*first, started[*first]);
+  started.wait();
+  const auto cause = started.first_cause();
+  if (!cause) return;
   started.end_others();
-  const int status = *started[*first].ended;
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 2) fail_user("{}", what);
-  throw Error(what + "; the other ranks were ended");
+  if (cause->users_mistake) fail_user("{}", cause->what);
+  throw Error(cause->what + "; the other ranks were ended");
 }
 
 }  // namespace longhaul::cli

@@ -12,16 +12,19 @@
 #include "longhaul/base/text.h"
 #include "longhaul/cli/commands.h"
 #include "longhaul/cli/failure.h"
+#include "longhaul/cli/failure_report.h"
 #include "longhaul/cli/startup.h"
+#include "longhaul/dtensor/communicator.h"
 #include "longhaul/ops/cpu_allocator.h"
 
 namespace longhaul::cli {
 namespace {
 
 // After what was printed so far, also where both go to one file.
-int fail(int status, const std::string& message) {
+int fail(int status, const std::string& message, bool of_another_rank = false) {
   std::fflush(stdout);
   fmt::print(stderr, "error: {}\n", message);
+  report_failure({message, of_another_rank});
   return status;
 }
 
@@ -67,6 +70,8 @@ int run(int argc, char** argv) {
     return fail(2, parse_error(app, error));
   } catch (const UserError& error) {
     return fail(2, error.what());
+  } catch (const dtensor::CollectiveError& error) {
+    return fail(1, one_line(error), /*of_another_rank=*/true);
   } catch (const std::exception& error) {
     return fail(1, one_line(error));
   }

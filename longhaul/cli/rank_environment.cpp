@@ -27,7 +27,7 @@ int number(const std::string& name, const std::string& text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < 0) {
-    fail_user("the environment's {} is '{}', which is no number of ranks or ports", name, text);
+    fail_user("the environment's {} is '{}', which is no number of a rank or a port", name, text);
   }
   return value;
 }
@@ -80,6 +80,7 @@ std::optional<RankEnvironment> rank_environment(const Variables& variables) {
                           .size = number(launcher.size, *size),
                           .host = {},
                           .port = 0,
+                          .listen_socket = {},
                           .origin = fmt::format("{}'s {}", launcher.name, launcher.rank)};
     if (found.size <= 1) return std::nullopt;  // and it has the last word
     if (found.rank >= found.size) {
@@ -87,6 +88,9 @@ std::optional<RankEnvironment> rank_environment(const Variables& variables) {
                 found.rank, launcher.size, found.size);
     }
     find_host(variables, launcher, found);
+    if (const auto socket = variables(kListenSocketVariable)) {
+      found.listen_socket = number(kListenSocketVariable, *socket);
+    }
     return found;
   }
   return std::nullopt;

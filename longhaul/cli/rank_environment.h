@@ -8,11 +8,15 @@
 
 namespace longhaul::cli {
 
+// How longhaul's launcher hands rank 0 the socket that the ranks meet at.
+inline constexpr const char* kListenSocketVariable = "LONGHAUL_LISTEN_SOCKET";
+
 struct RankEnvironment {
   int rank = 0, size = 1;
   std::string host;  // where rank 0 listens
   int port = 0;
-  std::string origin;  // "torchrun's RANK", for messages
+  std::optional<int> listen_socket;  // of rank 0, where it is listening already
+  std::string origin;                // "torchrun's RANK", for messages
 };
 
 // Looks a variable up; nullopt where it is not set.

@@ -35,8 +35,13 @@ dtensor::World world_of(const JobConfig& config) {
   const auto found = rank_environment(process_variables());
   if (!found) return dtensor::World::single();
   check_degrees(config, found->size);
-  return dtensor::World::process(found->rank, found->size, found->host, found->port,
-                                 std::chrono::seconds(config.comm.init_timeout_seconds));
+  return dtensor::World::process(
+      {.rank = found->rank,
+       .size = found->size,
+       .host = found->host,
+       .port = found->port,
+       .listen_socket = found->rank == 0 ? found->listen_socket : std::nullopt,
+       .timeout = std::chrono::seconds(config.comm.init_timeout_seconds)});
 }
 
 // The command line that each rank gets: this one, without the number of ranks.

@@ -80,20 +80,21 @@ Connect connect_by_gloo(StorePtr store, GlooDevice device) {
   };
 }
 
-StorePtr open_tcp_store(int rank, int size, const std::string& host, int port,
-                        milliseconds timeout) {
+StorePtr open_tcp_store(const Rendezvous& place) {
   c10d::TCPStoreOptions options;
-  options.port = narrow<uint16_t>(port);
-  options.isServer = rank == 0;
-  options.numWorkers = size;
-  options.timeout = timeout;
+  options.port = narrow<uint16_t>(place.port);
+  options.isServer = place.rank == 0;
+  options.numWorkers = place.size;
+  options.timeout = place.timeout;
+  options.masterListenFd = place.listen_socket;
   try {
-    return c10::make_intrusive<c10d::TCPStore>(host, options);
+    return c10::make_intrusive<c10d::TCPStore>(place.host, options);
   } catch (const c10::Error& error) {
     throw Error(fmt::format(
         "rank {}: the {} ranks did not meet at {}:{} within {} ms ({}); check that all run, that "
         "rank 0 listens there and that the port is free",
-        rank, size, host, port, timeout.count(), error.what_without_backtrace()));
+        place.rank, place.size, place.host, place.port, place.timeout.count(),
+        error.what_without_backtrace()));
   }
 }
 
@@ -143,16 +144,16 @@ World World::gloo_threads(StorePtr store, int rank, int size) {
   return World(std::move(state));
 }
 
-World World::process(int rank, int size, const std::string& host, int port, milliseconds timeout) {
+World World::process(const Rendezvous& rendezvous) {
   auto state = std::make_unique<State>();
-  state->rank = rank;
-  state->size = size;
+  state->rank = rendezvous.rank;
+  state->size = rendezvous.size;
   state->backend = "gloo";
-  state->timeout = timeout;
+  state->timeout = rendezvous.timeout;
   // All on this machine: its own name may not resolve.
-  const bool local = host == "localhost" || host == kLoopback;
-  state->connect = connect_by_gloo(open_tcp_store(rank, size, host, port, timeout),
-                                   make_gloo_device(local ? kLoopback : ""));
+  const bool local = rendezvous.host == "localhost" || rendezvous.host == kLoopback;
+  state->connect =
+      connect_by_gloo(open_tcp_store(rendezvous), make_gloo_device(local ? kLoopback : ""));
   return World(std::move(state));
 }
 

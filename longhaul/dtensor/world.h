@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,15 @@ class Store;
 
 namespace longhaul::dtensor {
 
+// Where the ranks of a job that are processes meet.
+struct Rendezvous {
+  int rank = 0, size = 1;
+  std::string host;  // of rank 0, and the port that it listens on
+  int port = 0;
+  std::optional<int> listen_socket = {};  // of rank 0, bound to that port: it is taken over
+  std::chrono::milliseconds timeout{300'000};
+};
+
 class World {
  public:
   // The only rank.
@@ -27,11 +37,10 @@ class World {
   static World thread(ThreadGroup& group, int rank);
   // A rank that is a thread and talks through gloo; all have the same `store` (a c10d HashStore).
   static World gloo_threads(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
-  // A rank that is a process and talks through gloo. All meet at `host`:`port`, where rank 0
-  // listens; its World must end last. Returns when all have come; throws Error after `timeout`,
-  // which is also the time limit of the groups until set_timeout().
-  static World process(int rank, int size, const std::string& host, int port,
-                       std::chrono::milliseconds timeout);
+  // A rank that is a process and talks through gloo. Rank 0 listens; its World must end last.
+  // Returns when all have come; throws Error after the timeout, which is also the time limit of the
+  // groups until set_timeout().
+  static World process(const Rendezvous& rendezvous);
   // Rank `rank` of a world whose other ranks do not exist; collectives do nothing, on any device.
   static World fake(int rank, int size);
 

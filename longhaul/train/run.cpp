@@ -198,7 +198,7 @@ StepMetrics Run::take_step() {
   fault::at(fmt::format("train.step.rank-{}", trainer_.dims().all->rank()));
   try {
     return profiler_ ? take_profiled_step() : trainer_.step();
-  } catch (const UserError&) {
+  } catch (const StepRefused&) {
     const int64_t step = trainer_.progress().step;
     const fs::path there = checkpoint::step_path(checkpoint_folder(config_), step);
     const bool sound = find_nonfinite(trainer_.model(), *trainer_.dims().all).empty();

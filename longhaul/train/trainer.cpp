@@ -232,17 +232,17 @@ bool Trainer::may_update(const StepMetrics& metrics) const {
                   metrics.loss, metrics.lm_loss, metrics.indexer_loss, metrics.grad_norm);
   // No later step can be finite then, so skipping would only burn time.
   if (const std::string name = find_nonfinite(*model_, *dims_.all); !name.empty()) {
-    fail_user(
+    throw StepRefused(fmt::format(
         "{}: {} holds values that are not finite, and nothing was updated; go on from other "
         "weights: an older checkpoint (checkpoint.load_step) or a sound checkpoint."
         "initial_load_path, and with a lower optimizer.lr",
-        what, name);
+        what, name));
   }
   if (config_.training.nonfinite == "skip") return false;
-  fail_user(
+  throw StepRefused(fmt::format(
       "{}: not finite, and nothing was updated; lower optimizer.lr, look at rows {} to {} of the "
       "data, or set training.nonfinite = \"skip\"",
-      what, progress_.rows, progress_.rows + static_cast<uint64_t>(batch_sizes_.global) - 1);
+      what, progress_.rows, progress_.rows + static_cast<uint64_t>(batch_sizes_.global) - 1));
 }
 
 void Trainer::update(const deepseek_v3::StepStats& stats, double lr, double grad_norm) {

@@ -33,6 +33,13 @@ struct Progress {
   int64_t tokens = 0;
 };
 
+// A step that would have left numbers that are not finite: all ranks throw it together, and nothing
+// was changed.
+class StepRefused : public UserError {
+ public:
+  using UserError::UserError;
+};
+
 class Trainer {
  public:
   // Builds this rank's part of the model, initialised from the job's seed, and opens the training
@@ -41,8 +48,8 @@ class Trainer {
           const parallel::ParallelDims& dims);
 
   // One optimizer step; its metrics are the same on all ranks, but for times and memory.
-  // Collective. UserError, on all ranks, and nothing is changed, if the loss or the gradients are
-  // not finite and the job says to stop, or if the weights or router biases are not finite.
+  // Collective. StepRefused if the loss or the gradients are not finite and the job says to stop,
+  // or if the weights or router biases are not finite.
   StepMetrics step();
 
   // The state as a checkpoint, which one rank saves while the others fetch (fetch_for_save). It

@@ -13,6 +13,11 @@ using ::testing::Not;
 
 class Ranks : public SmallJob {
  protected:
+  static std::string last_line(std::string text) {
+    while (!text.empty() && text.back() == '\n') text.pop_back();
+    return text.substr(text.rfind('\n') + 1);
+  }
+
   ProgramResult train_on(int ranks, const Words& more, const Words& environment = {}) const {
     Words words = {"--ranks", std::to_string(ranks)};
     words.insert(words.end(), more.begin(), more.end());
@@ -67,6 +72,39 @@ TEST_F(Ranks, ARankThatFailsIsNamedWithItsWords) {
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.err, HasSubstr("error: rank 1 ended with status 1"));
   EXPECT_THAT(result.err, HasSubstr("train.step.rank-1"));
+}
+
+TEST_F(Ranks, TheFirstRanksWordsAreShownToo) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const auto result = train_on(2, {"--comm.train_timeout_seconds", "20"},
+                               {"LONGHAUL_FAULT=train.step.rank-0:2:throw"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(last_line(result.err),
+              AllOf(HasSubstr("error: rank 0 ended with status 1: fault injection"),
+                    HasSubstr("train.step.rank-0"), HasSubstr("the other ranks were ended")));
+}
+
+TEST_F(Ranks, ARankThatHangsIsNamedAndTheRunEnds) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const auto result = train_on(2, {"--comm.train_timeout_seconds", "2"},
+                               {"LONGHAUL_FAULT=train.step.rank-1:3:hang"});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(
+      last_line(result.err),
+      AllOf(HasSubstr("error: rank 0 ended with status 1: rank 0: "), HasSubstr("waiting 2000ms"),
+            HasSubstr("nothing was heard of rank 1"), HasSubstr("hanging or slow: rank 1")));
+  const auto again = train_on(2, {});
+  EXPECT_EQ(again.status, 0) << again.err;
+  EXPECT_THAT(again.out + again.err, HasSubstr("resumed from"));
+}
+
+TEST_F(Ranks, ReportTheirFailureWhereTorchrunReadsIt) {
+  const auto result =
+      train({"--training.steps", "x"}, {"TORCHELASTIC_ERROR_FILE=" + path("error.json").string()});
+  EXPECT_EQ(result.status, 2);
+  const auto report = nlohmann::json::parse(slurp(path("error.json")));
+  EXPECT_THAT(report["message"].get<std::string>(), HasSubstr("training.steps"));
+  EXPECT_GT(report["timestamp"].get<int64_t>(), 1'700'000'000);
 }
 
 TEST_F(Ranks, AnInterruptSavesAndEndsAll) {

@@ -48,8 +48,11 @@ void exchange(const Communicator& group) {
 
 void run(const std::vector<std::string>& words) {
   const int rank = std::stoi(words.at(1)), size = std::stoi(words.at(2));
-  World world = World::process(rank, size, "127.0.0.1", std::stoi(words.at(3)),
-                               std::chrono::milliseconds(std::stoi(words.at(4))));
+  World world = World::process({.rank = rank,
+                                .size = size,
+                                .host = "127.0.0.1",
+                                .port = std::stoi(words.at(3)),
+                                .timeout = std::chrono::milliseconds(std::stoi(words.at(4)))});
   std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
   const Communicator group = world.make_group("dp", ranks);
