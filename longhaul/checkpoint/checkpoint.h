@@ -2,7 +2,7 @@
 // absent: it is prepared under a hidden name, synced, and renamed; its manifest.json vouches for
 // every byte. Holds no policy of when to save. Called by train/ (one writer at a time) and cli/.
 //
-//   <folder>/step-100/model-00001.safetensors      tensors, split at about 4 GiB
+//   <folder>/step-100/model-00001.safetensors      whole tensors, at most about 4 GiB a file
 //                     optimizer-00001.safetensors  those whose name begins with "optimizer."
 //                     manifest.json
 //   <folder>/.step-110.tmp-<pid>/                  a save in progress, or one that died
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "longhaul/checkpoint/tensor_file.h"
+#include "longhaul/dtensor/communicator.h"
 
 namespace longhaul::checkpoint {
 
@@ -27,7 +28,8 @@ struct Snapshot {
   bool model_only = false;
   TensorMap tensors;
   // Where it is set, `tensors` has only shapes, on the Meta device, and this has their contents: it
-  // is asked once for each, in the order in which they are written.
+  // is asked once for each, in the order in which they are written, by all ranks that save together
+  // (so it may be a collective).
   std::function<at::Tensor(const std::string& name)> fetch;
   // What else the run needs: schedule, RNG, data position, the job file. A JSON object; text in it
   // must be UTF-8, and NaN does not survive.
@@ -37,19 +39,36 @@ struct Snapshot {
 struct SaveOptions {
   // A shard is closed before it exceeds this; a larger tensor gets a shard of its own.
   int64_t max_shard_bytes = int64_t{4} << 30;
+  // Ranks that save together: all call save() with snapshots of the same names and shapes, and each
+  // writes a share of the files. Null: this one alone.
+  const dtensor::Communicator* ranks = nullptr;
+  // stage() only: into memory that a CUDA device copies to without the host.
+  bool pin_memory = false;
 };
 
 // Writes `<folder>/step-<N>` and returns its path; a step-N that is already there is replaced in
 // one move (where the file system cannot exchange two folders, in two). Takes extra memory of one
 // tensor. On an error (UserError: disk, permissions) nothing new is under the final name and every
-// other checkpoint is untouched. Refuses to put a model-only checkpoint in the place of a full one.
-// Removes what saves that died have left. Fault points: checkpoint.begin, .tensor, .shard,
-// .manifest, .rename, .renamed, .done.
+// other checkpoint is untouched; where ranks save together, all throw and name the rank. Refuses to
+// put a model-only checkpoint in the place of a full one. Removes what saves that died have left.
+// Fault points: checkpoint.begin, .tensor, .shard, .manifest, .rename, .renamed, .done.
 fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options = {});
 
-// Asks `fetch` for what save() would ask for, in the same order, and writes nothing: for ranks that
-// have a part in the contents while another one writes.
-void fetch_for_save(const Snapshot& snapshot, const SaveOptions& options = {});
+// A snapshot's contents, kept on the host: what it was made of may change. Where ranks save
+// together, this rank's share of them.
+struct StagedSnapshot {
+  Snapshot snapshot;  // shapes only
+  TensorMap contents;
+};
+
+// Copies a snapshot. Collective, as save() is. Tensors of `reused`, from an earlier call, are
+// written over where they fit, so that saving again and again takes no new memory.
+StagedSnapshot stage(const Snapshot& snapshot, const SaveOptions& options = {},
+                     TensorMap reused = {});
+
+// The second half of save(): the same files from a copy.
+fs::path save(const fs::path& folder, const StagedSnapshot& staged,
+              const SaveOptions& options = {});
 
 // Reads a step-N folder. With `verify`, all checksums first. UserError that names file and tensor
 // for anything damaged, truncated or missing; sizes, shapes and places are checked in any case.

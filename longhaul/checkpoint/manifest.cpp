@@ -115,14 +115,8 @@ std::string encode_manifest(const Manifest& manifest) {
   }
 }
 
-Manifest read_manifest(const fs::path& step_folder) {
-  const fs::path path = step_folder / kManifestName;
-  const std::string where = path.string();
-  std::error_code ignored;
-  if (!fs::exists(path, ignored)) {
-    fail_user("'{}' has no {}: it is no complete checkpoint", step_folder.string(), kManifestName);
-  }
-  json value = parse_json(read_file(path), where);
+Manifest decode_manifest(std::string_view text, const std::string& where) {
+  json value = parse_json(text, where);
   check_format(value, where);
   check_checksum(value, where);
   try {
@@ -132,6 +126,15 @@ Manifest read_manifest(const fs::path& step_folder) {
   } catch (const UserError& error) {
     fail_user("{}: {}; write the checkpoint again", where, error.what());
   }
+}
+
+Manifest read_manifest(const fs::path& step_folder) {
+  const fs::path path = step_folder / kManifestName;
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) {
+    fail_user("'{}' has no {}: it is no complete checkpoint", step_folder.string(), kManifestName);
+  }
+  return decode_manifest(read_file(path), path.string());
 }
 
 }  // namespace longhaul::checkpoint

@@ -48,6 +48,9 @@ const char* kind_name(bool model_only);
 // The text of manifest.json. UserError if `trainer` holds text that is not UTF-8.
 std::string encode_manifest(const Manifest& manifest);
 
+// And back. UserError, with `where` in front, if it is damaged or of a newer format.
+Manifest decode_manifest(std::string_view text, const std::string& where);
+
 // UserError, with path and reason, if it is missing, damaged or of a newer format.
 Manifest read_manifest(const fs::path& step_folder);
 

@@ -2,87 +2,42 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <exception>
 
 #include "longhaul/base/fault.h"
 #include "longhaul/base/text.h"
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/manifest.h"
+#include "longhaul/checkpoint/save_plan.h"
 #include "longhaul/checkpoint/step_folder.h"
+#include "longhaul/dtensor/exchange.h"
 
 namespace longhaul::checkpoint {
 namespace {
 
-// A file to be written.
-struct Shard {
-  std::string file;
-  std::vector<safetensors::TensorInfo> tensors;
-  int64_t bytes = 0;
+using dtensor::Communicator;
+
+// Where the contents of the tensors come from: each rank asks for what it writes, or for all in the
+// same order.
+struct Contents {
+  std::function<at::Tensor(const std::string& name)> of;
+  bool asked_by_all = false;
 };
 
-int64_t bytes_of(const safetensors::TensorInfo& info) {
-  return safetensors::tensor_bytes(info.dtype, info.shape, "tensor '" + info.name + "'");
+// The values on the host, in `place` if they fit there.
+at::Tensor copied(const at::Tensor& tensor, const at::Tensor& place, bool pin_memory) {
+  const at::NoGradGuard no_grad;
+  const bool fits = place.defined() && place.sizes() == tensor.sizes() &&
+                    place.scalar_type() == tensor.scalar_type();
+  if (fits) return at::Tensor(place).copy_(tensor);
+  const bool pinned = pin_memory && at::globalContext().hasCUDA();
+  return at::empty(tensor.sizes(),
+                   at::device(at::kCPU).dtype(tensor.scalar_type()).pinned_memory(pinned))
+      .copy_(tensor);
 }
 
-// Cuts the tensors of one group, in the order of their names, into shards.
-void plan_group(const TensorMap& tensors, bool shapes_only, bool optimizer, int64_t max_bytes,
-                std::vector<Shard>& shards) {
-  int number = 0;
-  bool open = false;
-  for (const auto& [name, tensor] : tensors) {
-    if (name.starts_with(kOptimizerPrefix) != optimizer) continue;
-    const auto info = shapes_only ? describe_shape(name, tensor) : describe(name, tensor);
-    const int64_t bytes = bytes_of(info);
-    if (!open || shards.back().bytes + bytes > max_bytes) {
-      const char* group = optimizer ? "optimizer" : "model";
-      shards.push_back({fmt::format("{}-{:05}.safetensors", group, ++number), {}, 0});
-      open = true;
-    }
-    shards.back().tensors.push_back(info);
-    shards.back().bytes += bytes;
-  }
-}
-
-std::vector<Shard> plan_shards(const Snapshot& snapshot, int64_t max_bytes) {
-  const bool shapes_only = snapshot.fetch != nullptr;
-  std::vector<Shard> shards;
-  plan_group(snapshot.tensors, shapes_only, /*optimizer=*/false, max_bytes, shards);
-  plan_group(snapshot.tensors, shapes_only, /*optimizer=*/true, max_bytes, shards);
-  for (Shard& shard : shards) safetensors::order_for_writing(shard.tensors);
-  return shards;
-}
-
-void write_shard(const fs::path& folder, const Shard& shard, const Snapshot& snapshot,
-                 Manifest& manifest) {
-  safetensors::Writer writer(folder / shard.file, shard.tensors,
-                             {{"step", std::to_string(snapshot.step)}});
-  for (const auto& info : writer.tensors()) {
-    fault::at("checkpoint.tensor");
-    const at::Tensor host =
-        on_host(snapshot.fetch ? snapshot.fetch(info.name) : snapshot.tensors.at(info.name));
-    LONGHAUL_CHECK(host.sizes() == at::IntArrayRef(info.shape) &&
-                       host.scalar_type() == to_scalar_type(info.dtype),
-                   "'{}' is {} [{}], planned was {} [{}]", info.name,
-                   c10::toString(host.scalar_type()), fmt::join(host.sizes(), ", "),
-                   safetensors::dtype_name(info.dtype), fmt::join(info.shape, ", "));
-    const auto bytes = static_cast<size_t>(info.bytes());
-    writer.write(info.name, host.const_data_ptr(), bytes);
-    manifest.tensors[info.name] = {
-        info.dtype,
-        info.shape,
-        hash_hex(host.const_data_ptr(), bytes),
-        {shard.file, writer.data_start() + info.begin, writer.data_start() + info.end}};
-  }
-  writer.finish();
-  manifest.files[shard.file] = {writer.file_bytes(), writer.file_hash()};
-  fault::at("checkpoint.shard");
-}
-
-void write_manifest(const fs::path& folder, const Manifest& manifest) {
-  const std::string text = encode_manifest(manifest);
-  fault::at("checkpoint.manifest");
-  FileWriter writer(folder / kManifestName);
-  writer.write(text);
-  writer.finish();
+int own_rank(const SaveOptions& options) {
+  return options.ranks == nullptr ? 0 : options.ranks->rank();
 }
 
 void check_snapshot(const Snapshot& snapshot) {
@@ -113,33 +68,221 @@ void check_replacement(const fs::path& target, const Snapshot& snapshot) {
   }
 }
 
-void write_step(const fs::path& folder, const Snapshot& snapshot,
-                const std::vector<Shard>& shards) {
-  TemporaryStep temporary(folder, snapshot.step);
-  fault::at("checkpoint.begin");
-  Manifest manifest;
-  manifest.step = snapshot.step;
-  manifest.model_only = snapshot.model_only;
-  manifest.trainer = snapshot.trainer;
-  for (const Shard& shard : shards) write_shard(temporary.path(), shard, snapshot, manifest);
-  write_manifest(temporary.path(), manifest);
-  sync_folder(temporary.path());
-  temporary.publish();
+// What this rank writes. Its first error is kept: the other ranks' contents may need this rank's
+// part in them, so it goes on asking for them.
+class ShardWriter {
+ public:
+  ShardWriter(const fs::path& step_folder, Manifest& manifest)
+      : folder_(step_folder), manifest_(manifest) {}
+
+  void begin(const Shard& shard) {
+    attempt([&] {
+      file_ = shard.file;
+      writer_.emplace(folder_ / file_, shard.tensors,
+                      safetensors::Metadata{{"step", std::to_string(manifest_.step)}});
+    });
+  }
+  void write(const safetensors::TensorInfo& info, const at::Tensor& contents) {
+    attempt([&] { write_tensor(info, on_host(contents)); });
+  }
+  void end() {
+    attempt([&] {
+      writer_->finish();
+      manifest_.files[file_] = {writer_->file_bytes(), writer_->file_hash()};
+      writer_.reset();
+      fault::at("checkpoint.shard");
+    });
+  }
+  void rethrow() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  template <typename Action>
+  void attempt(const Action& action) {
+    if (failure_) return;
+    try {
+      action();
+    } catch (const std::exception&) {
+      failure_ = std::current_exception();
+      writer_.reset();
+    }
+  }
+  void write_tensor(const safetensors::TensorInfo& planned, const at::Tensor& host);
+
+  const fs::path folder_;
+  Manifest& manifest_;
+  std::string file_;
+  std::optional<safetensors::Writer> writer_;
+  std::exception_ptr failure_;
+};
+
+void ShardWriter::write_tensor(const safetensors::TensorInfo& planned, const at::Tensor& host) {
+  fault::at("checkpoint.tensor");
+  LONGHAUL_CHECK(host.sizes() == at::IntArrayRef(planned.shape) &&
+                     host.scalar_type() == to_scalar_type(planned.dtype),
+                 "'{}' is {} [{}], planned was {} [{}]", planned.name,
+                 c10::toString(host.scalar_type()), fmt::join(host.sizes(), ", "),
+                 safetensors::dtype_name(planned.dtype), fmt::join(planned.shape, ", "));
+  const size_t bytes = host.nbytes();
+  writer_->write(planned.name, host.const_data_ptr(), bytes);
+  const int64_t end = writer_->file_bytes();
+  manifest_.tensors[planned.name] = {planned.dtype,
+                                     planned.shape,
+                                     hash_hex(host.const_data_ptr(), bytes),
+                                     {file_, end - narrow<int64_t>(bytes), end}};
 }
 
-[[noreturn]] void fail_full_disk(const fs::path& folder, const Snapshot& snapshot,
-                                 const std::vector<Shard>& shards, const FileError& error) {
-  int64_t needed = 0;
-  for (const Shard& shard : shards) needed += shard.bytes;
-  const int64_t left = std::max<int64_t>(0, available_bytes(folder));
-  const int64_t short_of = needed > left ? needed - left : needed;
-  throw FileError(
-      error.code(),
-      fmt::format("cannot save step {} in '{}': no space left on device; it takes {} and {} are "
-                  "left: free {} or choose another checkpoint.folder",
-                  snapshot.step, folder.string(), human_bytes(static_cast<double>(needed)),
-                  human_bytes(static_cast<double>(left)),
-                  human_bytes(static_cast<double>(short_of))));
+// One save: steps in which all ranks go along, each of which fails on all of them or on none.
+class Save {
+ public:
+  Save(const fs::path& folder, const Snapshot& snapshot, Contents contents, bool shapes_only,
+       const SaveOptions& options)
+      : folder_(folder),
+        snapshot_(snapshot),
+        contents_(std::move(contents)),
+        ranks_(options.ranks),
+        rank_(own_rank(options)),
+        shards_(plan_shards(snapshot.tensors, shapes_only, options)) {}
+
+  fs::path run();
+
+ private:
+  std::string prepare(const fs::path& target);
+  std::string write_shards() const;
+  void publish(const std::vector<std::string>& parts);
+  template <typename Action>
+  std::vector<std::string> together(const Action& action) const;
+  std::exception_ptr explained(std::exception_ptr failure) const;
+
+  const fs::path& folder_;
+  const Snapshot& snapshot_;
+  const Contents contents_;
+  const Communicator* ranks_;
+  const int rank_;
+  const std::vector<Shard> shards_;
+  fs::path place_;                          // the step folder that is being prepared
+  std::optional<TemporaryStep> temporary_;  // of rank 0
+};
+
+fs::path Save::run() {
+  check_snapshot(snapshot_);
+  const fs::path target = step_path(folder_, snapshot_.step);
+  place_ = together([&] { return rank_ == 0 ? prepare(target) : ""; })[0];
+  const auto parts = together([&] { return write_shards(); });
+  together([&] {
+    if (rank_ == 0) publish(parts);
+    return "";
+  });
+  fault::at("checkpoint.done");
+  return target;
+}
+
+std::string text_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+// A full disk is told with what is missing.
+std::exception_ptr Save::explained(std::exception_ptr failure) const {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const FileError& error) {
+    if (error.code() != ENOSPC && error.code() != EDQUOT) return failure;
+    const int64_t needed = total_bytes(shards_);
+    const int64_t left = std::max<int64_t>(0, available_bytes(folder_));
+    const auto size = [](int64_t bytes) { return human_bytes(static_cast<double>(bytes)); };
+    return std::make_exception_ptr(FileError(
+        error.code(),
+        fmt::format("cannot save step {} in '{}': no space left on device; it takes {} and {} are "
+                    "left: free {} or choose another checkpoint.folder",
+                    snapshot_.step, folder_.string(), size(needed), size(left),
+                    size(needed > left ? needed - left : needed))));
+  } catch (...) {
+    return failure;
+  }
+}
+
+// Runs a step on each rank and returns what each made of it. If it failed on any, all throw: those
+// where it did their own exception, the others what the first of those says. Other ranks that
+// cannot be reached (CollectiveError) are told nothing.
+template <typename Action>
+std::vector<std::string> Save::together(const Action& action) const {
+  constexpr char kDone = '+', kFailed = '-';
+  std::string result;
+  std::exception_ptr failure;
+  try {
+    result = kDone + std::string(action());
+  } catch (const dtensor::CollectiveError&) {
+    throw;
+  } catch (const std::exception&) {
+    failure = explained(std::current_exception());
+    result = kFailed + text_of(failure);
+  }
+  if (ranks_ == nullptr) {
+    if (failure) std::rethrow_exception(failure);
+    return {result.substr(1)};
+  }
+  auto results = dtensor::gather_text(*ranks_, result);
+  if (failure) std::rethrow_exception(failure);
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    if (results[rank][0] == kFailed) {
+      fail_user("rank {}: {}", ranks_->global_ranks()[rank], results[rank].substr(1));
+    }
+    results[rank].erase(0, 1);
+  }
+  return results;
+}
+
+// Returns the path of the folder that all write to.
+std::string Save::prepare(const fs::path& target) {
+  check_replacement(target, snapshot_);
+  create_folders(folder_);
+  remove_stale(folder_);
+  temporary_.emplace(folder_, snapshot_.step);
+  fault::at("checkpoint.begin");
+  return temporary_->path().string();
+}
+
+// Returns this rank's part of the manifest.
+std::string Save::write_shards() const {
+  Manifest part;
+  part.step = snapshot_.step;
+  ShardWriter writer(place_, part);
+  for (const Shard& shard : shards_) {
+    const bool own = shard.writer == rank_;
+    if (own) writer.begin(shard);
+    for (const auto& info : shard.tensors) {
+      if (!own && !contents_.asked_by_all) break;
+      const at::Tensor contents = contents_.of(info.name);
+      if (own) writer.write(info, contents);
+    }
+    if (own) writer.end();
+  }
+  writer.rethrow();
+  return encode_manifest(part);
+}
+
+void Save::publish(const std::vector<std::string>& parts) {
+  Manifest whole;
+  whole.step = snapshot_.step;
+  whole.model_only = snapshot_.model_only;
+  whole.trainer = snapshot_.trainer;
+  for (const auto& text : parts) {
+    Manifest part = decode_manifest(text, "the ranks' part of the manifest");
+    whole.tensors.merge(part.tensors);
+    whole.files.merge(part.files);
+  }
+  const std::string text = encode_manifest(whole);
+  fault::at("checkpoint.manifest");
+  FileWriter writer(place_ / kManifestName);
+  writer.write(text);
+  writer.finish();
+  sync_folder(place_);
+  temporary_->publish();
 }
 
 }  // namespace
@@ -148,27 +291,39 @@ fs::path step_path(const fs::path& folder, int64_t step) {
   return folder / fmt::format("step-{}", step);
 }
 
-void fetch_for_save(const Snapshot& snapshot, const SaveOptions& options) {
-  for (const Shard& shard : plan_shards(snapshot, options.max_shard_bytes)) {
-    for (const auto& info : shard.tensors) snapshot.fetch(info.name);
-  }
+fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options) {
+  const bool fetches = snapshot.fetch != nullptr;
+  const auto own = [&](const std::string& name) { return snapshot.tensors.at(name); };
+  const Contents contents{.of = fetches ? snapshot.fetch : own, .asked_by_all = fetches};
+  return Save(folder, snapshot, contents, fetches, options).run();
 }
 
-fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options) {
-  check_snapshot(snapshot);
-  const auto shards = plan_shards(snapshot, options.max_shard_bytes);
-  const fs::path target = step_path(folder, snapshot.step);
-  check_replacement(target, snapshot);
-  create_folders(folder);
-  remove_stale(folder);
-  try {
-    write_step(folder, snapshot, shards);
-  } catch (const FileError& error) {
-    if (error.code() != ENOSPC && error.code() != EDQUOT) throw;
-    fail_full_disk(folder, snapshot, shards, error);
+fs::path save(const fs::path& folder, const StagedSnapshot& staged, const SaveOptions& options) {
+  const auto own = [&](const std::string& name) { return staged.contents.at(name); };
+  return Save(folder, staged.snapshot, {.of = own}, /*shapes_only=*/true, options).run();
+}
+
+StagedSnapshot stage(const Snapshot& snapshot, const SaveOptions& options, TensorMap reused) {
+  const bool fetches = snapshot.fetch != nullptr;
+  StagedSnapshot staged{.snapshot = {.step = snapshot.step,
+                                     .model_only = snapshot.model_only,
+                                     .tensors = {},
+                                     .fetch = {},
+                                     .trainer = snapshot.trainer},
+                        .contents = {}};
+  for (const auto& [name, tensor] : snapshot.tensors) {
+    staged.snapshot.tensors[name] = at::empty(tensor.sizes(), tensor.options().device(at::kMeta));
   }
-  fault::at("checkpoint.done");
-  return target;
+  for (const Shard& shard : plan_shards(snapshot.tensors, fetches, options)) {
+    for (const auto& info : shard.tensors) {
+      const bool own = shard.writer == own_rank(options);
+      if (!own && !fetches) break;
+      const at::Tensor contents =
+          fetches ? snapshot.fetch(info.name) : snapshot.tensors.at(info.name);
+      if (own) staged.contents[info.name] = copied(contents, reused[info.name], options.pin_memory);
+    }
+  }
+  return staged;
 }
 
 }  // namespace longhaul::checkpoint

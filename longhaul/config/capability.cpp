@@ -63,10 +63,6 @@ std::vector<Rule> parallel_rules() {
 
 std::vector<Rule> checkpoint_rules() {
   return {
-      {"checkpoint.initial_load_path",
-       [](auto& c) { return loads_initial(c) && !c.checkpoint.initial_load_model_only; },
-       "a new run starts from weights only in this version; set "
-       "checkpoint.initial_load_model_only = true, or copy the run folder to resume it"},
       {"checkpoint.initial_load_in_hf_quantized",
        [](auto& c) { return loads_initial(c) && c.checkpoint.initial_load_in_hf_quantized; },
        "quantized weights cannot be read yet; convert them to bfloat16 and set it to false"},
@@ -79,15 +75,9 @@ std::vector<Rule> checkpoint_rules() {
                 c.checkpoint.export_dtype != "float32";
        },
        "the last checkpoint keeps the type of the weights in this version; set it to \"float32\""},
-      {"checkpoint.async_mode",
-       [](auto& c) { return saves(c) && c.checkpoint.async_mode != "disabled"; },
-       "checkpoints are saved between steps in this version; set it to \"disabled\""},
       {"checkpoint.create_seed_checkpoint",
        [](auto& c) { return c.checkpoint.enable && c.checkpoint.create_seed_checkpoint; },
        "not needed, initial weights do not depend on the layout; set it to false"},
-      {"checkpoint.exclude_from_loading",
-       [](auto& c) { return c.checkpoint.enable && !c.checkpoint.exclude_from_loading.empty(); },
-       "a checkpoint is restored whole in this version; set it to []"},
   };
 }
 

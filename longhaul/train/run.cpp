@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <numeric>
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/fault.h"
@@ -11,13 +12,15 @@
 #include "longhaul/base/progress.h"
 #include "longhaul/base/quiet.h"
 #include "longhaul/base/text.h"
-#include "longhaul/checkpoint/checkpoint_reader.h"
+#include "longhaul/checkpoint/manifest.h"
+#include "longhaul/checkpoint/saver.h"
 #include "longhaul/config/capability.h"
 #include "longhaul/config/write.h"
 #include "longhaul/train/data_source.h"
 #include "longhaul/train/guard.h"
 #include "longhaul/train/preflight.h"
 #include "longhaul/train/profiler.h"
+#include "longhaul/train/resume.h"
 #include "longhaul/train/run_folder.h"
 #include "longhaul/train/startup_table.h"
 #include "longhaul/train/summary.h"
@@ -34,81 +37,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-fs::path checkpoint_folder(const JobConfig& config) {
-  return fs::path(config.job.dump_folder) / config.checkpoint.folder;
-}
-
-bool saves(const JobConfig& config) {
-  return config.checkpoint.enable && !config.checkpoint.load_only;
-}
-
-// The step at or beyond the job's last one that lies complete in the folder, whatever its kind.
-std::optional<int64_t> finished_step(const JobConfig& config) {
-  if (!config.checkpoint.enable || config.checkpoint.load_step >= 0) return std::nullopt;
-  for (const auto& found : checkpoint::list_steps(checkpoint_folder(config))) {
-    if (found.step < config.training.steps) continue;
-    try {
-      checkpoint::CheckpointReader(found.path).verify();
-      return found.step;
-    } catch (const UserError& error) {
-      log::warn("{} is passed over: {}", found.path.string(), error.what());
-    }
-  }
-  return std::nullopt;
-}
-
-// Checkpoints of which none can be resumed from are not a reason to begin at step 1 in silence and
-// to write over them. Model-only ones are: they are results, not states.
-void refuse_to_start_over(const fs::path& folder) {
-  for (const auto& found : checkpoint::list_steps(folder)) {
-    if (fs::exists(found.path / checkpoint::kManifestName)) {
-      try {
-        if (checkpoint::read_manifest(found.path).model_only) continue;
-      } catch (const UserError&) {
-        // A damaged manifest counts as a damaged checkpoint.
-      }
-    }
-    fail_user(
-        "{}: none of the checkpoints can be resumed from (the lines above say why); repair or "
-        "move them away, or choose another checkpoint.folder",
-        folder.string());
-  }
-}
-
-// Going back to an earlier step begins another history: what came after it gets a name that nothing
-// reads or purges, else the next start would pick the old history up again.
-void abandon_later_steps(const fs::path& folder, int64_t step) {
-  for (const auto& found : checkpoint::list_steps(folder)) {
-    if (found.step <= step) continue;
-    fs::path aside = found.path;
-    for (int i = 1; fs::exists(aside); ++i) {
-      aside = fmt::format("{}.abandoned-{}", found.path.string(), i);
-    }
-    fs::rename(found.path, aside);
-    log::warn("{} is after checkpoint.load_step = {}; it is now {}", found.path.string(), step,
-              aside.string());
-  }
-}
-
-// The step folder to resume from, if there is one. Moves aside what the run leaves behind it.
-std::optional<fs::path> find_resumable_step(const JobConfig& config) {
-  const auto& options = config.checkpoint;
-  const fs::path folder = checkpoint_folder(config);
-  // As in TorchTitan, load_step matters only once there is something to choose from.
-  const bool any = !checkpoint::list_steps(folder).empty();
-  if (!any && options.load_step > 0) {
-    log::warn("checkpoint.load_step = {}: there are no checkpoints in {}, so the run begins anew",
-              options.load_step, folder.string());
-  }
-  const auto find = [&] { return checkpoint::find_resumable(folder, options.load_step); };
-  if (const auto found = any ? name_setting(config, "checkpoint.load_step", find) : std::nullopt) {
-    if (options.load_step >= 0 && saves(config)) abandon_later_steps(folder, options.load_step);
-    return found;
-  }
-  refuse_to_start_over(folder);
-  return std::nullopt;
-}
-
 // What the first rank says of a question that only it should look into. Collective.
 int64_t ask_first(const parallel::ParallelDims& dims, const std::function<int64_t()>& question) {
   at::Tensor answer = at::full({1}, dims.is_first() ? question() : 0, at::kLong);
@@ -117,6 +45,23 @@ int64_t ask_first(const parallel::ParallelDims& dims, const std::function<int64_
 }
 
 constexpr int64_t kNone = -1;
+
+checkpoint::SaverOptions saver_options(const JobConfig& config) {
+  using checkpoint::AsyncMode;
+  const std::string& mode = config.checkpoint.async_mode;
+  return {.folder = checkpoint_folder(config),
+          .keep_latest_k = narrow<int>(config.checkpoint.keep_latest_k),
+          .mode = mode == "async"                   ? AsyncMode::kCopy
+                  : mode == "async_with_pinned_mem" ? AsyncMode::kPinned
+                                                    : AsyncMode::kDisabled,
+          .timeout = std::chrono::seconds(config.comm.init_timeout_seconds)};
+}
+
+dtensor::Communicator ranks_for_saving(dtensor::World& world) {
+  std::vector<int> ranks(world.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return world.make_group("checkpoint", ranks);
+}
 
 class Run {
  public:
@@ -127,7 +72,9 @@ class Run {
         stop_(stop),
         resolved_(resolved),
         trainer_(config, resolved_, dims),
-        start_(Clock::now()) {}
+        start_(Clock::now()) {
+    if (saves(config)) saver_.emplace(saver_options(config), ranks_for_saving(world));
+  }
 
   Outcome execute();
 
@@ -149,6 +96,8 @@ class Run {
   bool wants_to_stop() const;
   bool due(int64_t every) const { return every > 0 && trainer_.progress().step % every == 0; }
   void save(bool last);
+  void finish_saving();
+  void report_failed_save();
 
   const JobConfig& config_;
   dtensor::World& world_;
@@ -161,17 +110,20 @@ class Run {
   std::unique_ptr<MetricsLog> metrics_;          // of the first rank
   std::unique_ptr<ProgressLine> progress_line_;  // only on a terminal
   std::unique_ptr<Profiler> profiler_;           // only with profiling.enable_profiling
+  std::optional<checkpoint::Saver> saver_;       // last: it saves to the end
 };
 
 Outcome Run::execute() {
   prepare();
   while (!is_last()) {
     StepMetrics metrics = take_step();
+    report_failed_save();
     // The first step takes longer.
     world_.set_timeout(std::chrono::seconds(config_.comm.train_timeout_seconds));
     after_step(metrics);
     if (!is_last() && wants_to_stop()) {
       save(/*last=*/false);
+      finish_saving();
       log::info("stopped after step {} of {}; {}", trainer_.progress().step, config_.training.steps,
                 saves(config_)
                     ? "the same command goes on from here"
@@ -186,6 +138,7 @@ Outcome Run::execute() {
       save(/*last=*/false);
     }
   }
+  finish_saving();
   if (is_first_rank()) write_summary(config_.job.dump_folder);
   log::info("finished {} steps in {}; summary in {}", trainer_.progress().step,
             human_seconds(seconds_since(start_)),
@@ -205,6 +158,7 @@ StepMetrics Run::take_step() {
     const auto is_there = [&] { return int64_t{fs::exists(there)}; };
     if (step > first_step_ && sound && ask_first(trainer_.dims(), is_there) == 0) {
       save(/*last=*/false);
+      finish_saving();
     }
     throw;
   }
@@ -271,8 +225,15 @@ void Run::open_validation() {
 void Run::resume_or_begin() {
   const auto& options = config_.checkpoint;
   if (!options.enable) return;
+  const Excluded excluded = excluded_from_loading(config_);
   if (const auto found = find_state()) {
-    trainer_.restore(*found);
+    if (excluded.step) {
+      fail_setting(
+          config_, "checkpoint.exclude_from_loading",
+          "a run that goes on has the step of its own checkpoint; leave train_state out, or "
+          "start a new run with checkpoint.initial_load_path");
+    }
+    trainer_.restore(*found, excluded);
     log::info("resumed from {}", found->string());
     return;
   }
@@ -280,6 +241,12 @@ void Run::resume_or_begin() {
   auto path = options.initial_load_path;
   if (!path && options.initial_load_in_hf) path = config_.model.hf_assets_path;
   if (!path) return;
+  if (!options.initial_load_model_only) {
+    const fs::path state = find_initial_state(config_, *path);
+    trainer_.restore(state, excluded);
+    log::info("goes on from {}", state.string());
+    return;
+  }
   trainer_.load_weights(*path, options.initial_load_in_hf);
   log::info("initial weights from {}", *path);
 }
@@ -343,13 +310,19 @@ void Run::save(bool last) {
         "with a lower optimizer.lr",
         trainer_.progress().step, name);
   }
-  const fs::path folder = checkpoint_folder(config_);
-  const auto start = Clock::now();
-  const auto snapshot = trainer_.snapshot(last && options.last_save_model_only);
-  if (!is_first_rank()) return checkpoint::fetch_for_save(snapshot);
-  const fs::path saved = checkpoint::save(folder, snapshot);
-  checkpoint::purge(folder, narrow<int>(options.keep_latest_k));
-  log::info("saved {} in {}", saved.string(), human_seconds(seconds_since(start)));
+  saver_->save(trainer_.snapshot(last && options.last_save_model_only));
+}
+
+void Run::finish_saving() {
+  if (saver_) saver_->finish();
+}
+
+// A save in the background failed: the run is not lost for it, and the next one may succeed.
+void Run::report_failed_save() {
+  const auto failure = saver_ ? saver_->failure() : std::nullopt;
+  if (failure) {
+    log::error("a checkpoint could not be saved, and training goes on without it: {}", *failure);
+  }
 }
 
 }  // namespace

@@ -105,13 +105,28 @@ checkpoint::Snapshot Trainer::snapshot(bool model_only) const {
   return snapshot;
 }
 
-void Trainer::restore(const std::filesystem::path& step_folder) {
+void Trainer::restore(const std::filesystem::path& step_folder, const Excluded& excluded) {
   const checkpoint::CheckpointReader reader(step_folder);
   const auto& trainer = reader.manifest().trainer;
   const std::string origin = fmt::format("checkpoint of step {}", reader.manifest().step);
   load_model_tensors(*model_, reader, origin, part_of());
+  if (!excluded.optimizer) restore_moments(reader);
+  if (!excluded.data) progress_.rows = trainer.at("rows").get<uint64_t>();
+  if (!excluded.step) {
+    progress_.step = trainer.at("step").get<int64_t>();
+    progress_.tokens = trainer.at("tokens").get<int64_t>();
+  }
+  if (excluded.data) return;
+  warn_of_other_data(trainer.at("job").get<std::string>(), config_, origin);
+  if (trainer.at("seed").get<uint64_t>() != seed_of(config_)) {
+    log::warn("{} was made with debug.seed = {}, the job says {}: the data order changes here",
+              origin, trainer.at("seed").get<uint64_t>(), seed_of(config_));
+  }
+}
+
+void Trainer::restore_moments(const checkpoint::CheckpointReader& reader) {
   std::map<std::string, optim::AdamW::State> moments;
-  const auto& steps = trainer.at("optimizer_steps");
+  const auto& steps = reader.manifest().trainer.at("optimizer_steps");
   for (const auto& parameter : parameters_) {
     if (!steps.contains(parameter.name)) continue;
     const auto load = [&](const char* prefix) {
@@ -124,14 +139,6 @@ void Trainer::restore(const std::filesystem::path& step_folder) {
                                steps.at(parameter.name).get<int64_t>()};
   }
   optimizer_.set_state(std::move(moments));
-  progress_ = {.step = trainer.at("step").get<int64_t>(),
-               .rows = trainer.at("rows").get<uint64_t>(),
-               .tokens = trainer.at("tokens").get<int64_t>()};
-  warn_of_other_data(trainer.at("job").get<std::string>(), config_, origin);
-  if (trainer.at("seed").get<uint64_t>() != seed_of(config_)) {
-    log::warn("{} was made with debug.seed = {}, the job says {}: the data order changes here",
-              origin, trainer.at("seed").get<uint64_t>(), seed_of(config_));
-  }
 }
 
 void Trainer::load_weights(const std::string& path, bool hugging_face) {

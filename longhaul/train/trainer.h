@@ -40,6 +40,13 @@ class StepRefused : public UserError {
   using UserError::UserError;
 };
 
+// What of a checkpoint restore() leaves as it is.
+struct Excluded {
+  bool optimizer = false;  // moments
+  bool data = false;       // the data position: the run begins with its first row
+  bool step = false;       // the step and with it the schedule, and the tokens seen
+};
+
 class Trainer {
  public:
   // Builds this rank's part of the model, initialised from the job's seed, and opens the training
@@ -52,11 +59,11 @@ class Trainer {
   // or if the weights or router biases are not finite.
   StepMetrics step();
 
-  // The state as a checkpoint, which one rank saves while the others fetch (fetch_for_save). It
-  // shares the tensors' storage, and ends before the next step.
+  // The state as a checkpoint, which all ranks save together. It shares the tensors' storage, and
+  // ends before the next step.
   checkpoint::Snapshot snapshot(bool model_only) const;
   // And back, without a check of its checksums.
-  void restore(const std::filesystem::path& step_folder);
+  void restore(const std::filesystem::path& step_folder, const Excluded& excluded = {});
   // Weights only, from a Hugging Face folder or from one of our checkpoints.
   void load_weights(const std::string& path, bool hugging_face);
   // Loss on held-out data. Collective.
@@ -79,6 +86,7 @@ class Trainer {
     deepseek_v3::StepStats stats;
   };
 
+  void restore_moments(const checkpoint::CheckpointReader& reader);
   StepData load_step() const;
   // The batch where and how the model takes it.
   deepseek_v3::Batch placed(const deepseek_v3::Batch& host_batch) const;

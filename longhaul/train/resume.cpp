@@ -1,0 +1,127 @@
+#include "longhaul/train/resume.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "longhaul/base/error.h"
+#include "longhaul/base/log.h"
+#include "longhaul/base/text.h"
+#include "longhaul/checkpoint/checkpoint_reader.h"
+
+namespace longhaul::train {
+namespace {
+
+// Checkpoints of which none can be resumed from are not a reason to begin at step 1 in silence and
+// to write over them. Model-only ones are: they are results, not states.
+void refuse_to_start_over(const fs::path& folder) {
+  for (const auto& found : checkpoint::list_steps(folder)) {
+    if (fs::exists(found.path / checkpoint::kManifestName)) {
+      try {
+        if (checkpoint::read_manifest(found.path).model_only) continue;
+      } catch (const UserError&) {
+        // A damaged manifest counts as a damaged checkpoint.
+      }
+    }
+    fail_user(
+        "{}: none of the checkpoints can be resumed from (the lines above say why); repair or "
+        "move them away, or choose another checkpoint.folder",
+        folder.string());
+  }
+}
+
+// Going back to an earlier step begins another history: what came after it gets a name that nothing
+// reads or purges, else the next start would pick the old history up again.
+void abandon_later_steps(const fs::path& folder, int64_t step) {
+  for (const auto& found : checkpoint::list_steps(folder)) {
+    if (found.step <= step) continue;
+    fs::path aside = found.path;
+    for (int i = 1; fs::exists(aside); ++i) {
+      aside = fmt::format("{}.abandoned-{}", found.path.string(), i);
+    }
+    fs::rename(found.path, aside);
+    log::warn("{} is after checkpoint.load_step = {}; it is now {}", found.path.string(), step,
+              aside.string());
+  }
+}
+
+}  // namespace
+
+fs::path checkpoint_folder(const JobConfig& config) {
+  return fs::path(config.job.dump_folder) / config.checkpoint.folder;
+}
+
+bool saves(const JobConfig& config) {
+  return config.checkpoint.enable && !config.checkpoint.load_only;
+}
+
+std::optional<int64_t> finished_step(const JobConfig& config) {
+  if (!config.checkpoint.enable || config.checkpoint.load_step >= 0) return std::nullopt;
+  for (const auto& found : checkpoint::list_steps(checkpoint_folder(config))) {
+    if (found.step < config.training.steps) continue;
+    try {
+      checkpoint::CheckpointReader(found.path).verify();
+      return found.step;
+    } catch (const UserError& error) {
+      log::warn("{} is passed over: {}", found.path.string(), error.what());
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<fs::path> find_resumable_step(const JobConfig& config) {
+  const auto& options = config.checkpoint;
+  const fs::path folder = checkpoint_folder(config);
+  // As in TorchTitan, load_step matters only once there is something to choose from.
+  const bool any = !checkpoint::list_steps(folder).empty();
+  if (!any && options.load_step > 0) {
+    log::warn("checkpoint.load_step = {}: there are no checkpoints in {}, so the run begins anew",
+              options.load_step, folder.string());
+  }
+  const auto find = [&] { return checkpoint::find_resumable(folder, options.load_step); };
+  if (const auto found = any ? name_setting(config, "checkpoint.load_step", find) : std::nullopt) {
+    if (options.load_step >= 0 && saves(config)) abandon_later_steps(folder, options.load_step);
+    return found;
+  }
+  refuse_to_start_over(folder);
+  return std::nullopt;
+}
+
+Excluded excluded_from_loading(const JobConfig& config) {
+  const char* key = "checkpoint.exclude_from_loading";
+  const std::vector<std::string> names = {"optimizer", "dataloader", "lr_scheduler", "train_state"};
+  const auto& excluded = config.checkpoint.exclude_from_loading;
+  for (const auto& name : excluded) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    fail_setting(config, key,
+                 fmt::format("'{}' is no part of a state{}; the parts are {}", name,
+                             did_you_mean(name, names), fmt::join(names, ", ")));
+  }
+  const auto has = [&](const char* name) {
+    return std::find(excluded.begin(), excluded.end(), name) != excluded.end();
+  };
+  if (has("lr_scheduler") != has("train_state")) {
+    fail_setting(config, key,
+                 "the learning rate follows from the step: name both lr_scheduler and "
+                 "train_state, or neither");
+  }
+  return {.optimizer = has("optimizer"), .data = has("dataloader"), .step = has("train_state")};
+}
+
+fs::path find_initial_state(const JobConfig& config, const fs::path& path) {
+  return name_setting(config, "checkpoint.initial_load_path", [&] {
+    if (fs::exists(path / checkpoint::kManifestName)) {
+      const checkpoint::CheckpointReader reader(path);
+      if (reader.manifest().model_only) {
+        fail_user("'{}' holds the model only; set checkpoint.initial_load_model_only = true",
+                  path.string());
+      }
+      reader.verify();
+      return path;
+    }
+    if (const auto found = checkpoint::find_resumable(path)) return *found;
+    fail_user("'{}' holds no full checkpoint", path.string());
+  });
+}
+
+}  // namespace longhaul::train

@@ -1,0 +1,33 @@
+// Where a run begins: which checkpoint it goes on from, and with which parts of it. Called by
+// run.cpp, on the first rank.
+#pragma once
+
+#include <optional>
+
+#include "longhaul/base/file.h"
+#include "longhaul/config/job_config.h"
+#include "longhaul/train/trainer.h"
+
+namespace longhaul::train {
+
+fs::path checkpoint_folder(const JobConfig& config);
+
+// Whether the run writes checkpoints.
+bool saves(const JobConfig& config);
+
+// The step at or beyond the job's last one that lies complete in the folder, whatever its kind.
+std::optional<int64_t> finished_step(const JobConfig& config);
+
+// The step folder to resume from, if there is one. Moves aside what the run leaves behind it.
+// UserError if there are checkpoints and none can be resumed from.
+std::optional<fs::path> find_resumable_step(const JobConfig& config);
+
+// checkpoint.exclude_from_loading, in TorchTitan's names of the parts of a state. UserError for
+// others.
+Excluded excluded_from_loading(const JobConfig& config);
+
+// The full checkpoint that a new run goes on from: checkpoint.initial_load_path is one, or a folder
+// with some. UserError if it is not.
+fs::path find_initial_state(const JobConfig& config, const fs::path& path);
+
+}  // namespace longhaul::train
