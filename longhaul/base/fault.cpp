@@ -17,21 +17,41 @@
 namespace longhaul::fault {
 namespace {
 
-enum class Kind { kKill, kHang, kThrow, kNoSpace };
+enum class Kind { kKill, kHang, kDelay, kThrow, kNoSpace, kShortWrite, kFlippedBit };
 
 struct Plan {
   std::string place;
   int nth = 1;
   Kind kind = Kind::kKill;
+  bool on_this_rank = true;
 };
 
+constexpr std::pair<std::string_view, Kind> kKinds[] = {
+    {"kill", Kind::kKill},      {"hang", Kind::kHang},      {"delay", Kind::kDelay},
+    {"throw", Kind::kThrow},    {"enospc", Kind::kNoSpace}, {"short", Kind::kShortWrite},
+    {"flip", Kind::kFlippedBit}};
+
 Kind parse_kind(std::string_view text, std::string_view specification) {
-  if (text == "kill") return Kind::kKill;
-  if (text == "hang") return Kind::kHang;
-  if (text == "throw") return Kind::kThrow;
-  if (text == "enospc") return Kind::kNoSpace;
-  fail_user("LONGHAUL_FAULT '{}': '{}' is neither a number nor kill, hang, throw or enospc",
-            specification, text);
+  for (const auto& [name, kind] : kKinds) {
+    if (text == name) return kind;
+  }
+  fail_user(
+      "LONGHAUL_FAULT '{}': '{}' is neither a number nor kill, hang, delay, throw, enospc, short, "
+      "flip or rank-<number>",
+      specification, text);
+}
+
+std::optional<int> parse_number(std::string_view text) {
+  int number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  return error == std::errc() && stop == end ? std::optional(number) : std::nullopt;
+}
+
+// A process that is no rank counts as rank 0.
+int own_rank() {
+  const char* rank = std::getenv("RANK");
+  return rank == nullptr ? 0 : parse_number(rank).value_or(0);
 }
 
 Plan parse_plan(std::string_view specification) {
@@ -44,11 +64,12 @@ Plan parse_plan(std::string_view specification) {
     colon = specification.find(':', begin);
     const std::string_view part =
         specification.substr(begin, colon == std::string_view::npos ? colon : colon - begin);
-    const char* end = part.data() + part.size();
-    int number = 0;
-    const auto [stop, error] = std::from_chars(part.data(), end, number);
-    if (error == std::errc() && stop == end && number > 0) {
-      plan.nth = number;
+    constexpr std::string_view kRank = "rank-";
+    if (const auto number = parse_number(part); number && *number > 0) {
+      plan.nth = *number;
+    } else if (const auto rank = part.starts_with(kRank) ? parse_number(part.substr(kRank.size()))
+                                                         : std::nullopt) {
+      plan.on_this_rank = *rank == own_rank();
     } else {
       plan.kind = parse_kind(part, specification);
     }
@@ -83,7 +104,7 @@ State& state() {
   while (true) ::pause();
 }
 
-int fire(const Plan& plan, int nth) {
+Order fire(const Plan& plan, int nth) {
   switch (plan.kind) {
     case Kind::kKill:
       log::error("fault injection: visit {} of '{}' kills this process", nth, plan.place);
@@ -92,30 +113,37 @@ int fire(const Plan& plan, int nth) {
     case Kind::kHang:
       log::error("fault injection: visit {} of '{}' hangs", nth, plan.place);
       hang();
+    case Kind::kDelay:
+      ::sleep(1);
+      break;
     case Kind::kThrow:
       throw Injected(fmt::format("fault injection: visit {} of '{}'", nth, plan.place));
     case Kind::kNoSpace:
-      return ENOSPC;
+      return {.code = ENOSPC};
+    case Kind::kShortWrite:
+      return {.short_write = true};
+    case Kind::kFlippedBit:
+      return {.flipped_bit = true};
   }
-  return 0;
+  return {};
 }
 
 }  // namespace
 
 namespace detail {
 
-int visit(std::string_view place) {
+Order visit(std::string_view place) {
   State& s = state();
   if (!s.active.load(std::memory_order_relaxed)) [[likely]] {
-    return 0;
+    return {};
   }
   const std::lock_guard lock(s.mutex);
   auto found = s.visits.find(place);
   if (found == s.visits.end()) found = s.visits.emplace(place, 0).first;
   const int nth = ++found->second;
   if (s.tracing) s.trace.push_back(fmt::format("{}:{}", place, nth));
-  if (s.plan && s.plan->place == place && s.plan->nth == nth) return fire(*s.plan, nth);
-  return 0;
+  const bool is_here = s.plan && s.plan->on_this_rank && s.plan->place == place;
+  return is_here && s.plan->nth == nth ? fire(*s.plan, nth) : Order();
 }
 
 void throw_errno(std::string_view place, int code) {

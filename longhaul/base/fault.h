@@ -1,9 +1,12 @@
 // Faults on demand, so that tests can end a program at a place that matters. A place has a name;
-// the environment variable LONGHAUL_FAULT=<place>[:<nth>][:<kind>] makes its nth visit (default 1)
-// fail: `kill` (default; SIGKILL to this process), `hang` (that thread waits for ever), `throw`
-// (fault::Injected) or `enospc` (as if the disk were full). Nothing here belongs to what a user
-// sees. The CMake option LONGHAUL_FAULTS=OFF compiles all places out; without a fault in sight a
-// place costs one load and one branch.
+// the environment variable LONGHAUL_FAULT=<place>[:<nth>][:<kind>][:rank-<r>] makes its nth visit
+// (default 1) fail, on every rank of a job or on the one whose RANK is r. Kinds:
+//   kill    SIGKILL to this process (default)      throw   fault::Injected
+//   hang    the thread waits for ever              enospc  as if the disk were full
+//   delay   the thread sleeps for a second         short   a write takes only half of the bytes
+//   flip    a write stores one bit wrong
+// Nothing here belongs to what a user sees. The CMake option LONGHAUL_FAULTS=OFF compiles all
+// places out; without a fault in sight a place costs one load and one branch.
 #pragma once
 
 #include <string>
@@ -26,16 +29,26 @@ class Injected : public Error {
   using Error::Error;
 };
 
+// What a place is to do: an errno to pretend, or a write to damage.
+struct Order {
+  int code = 0;
+  bool short_write = false;
+  bool flipped_bit = false;
+};
+
 namespace detail {
-int visit(std::string_view place);
+Order visit(std::string_view place);
 [[noreturn]] void throw_errno(std::string_view place, int code);
 }  // namespace detail
 
-// For a place next to a system call: the errno to pretend, or 0.
-inline int errno_at([[maybe_unused]] std::string_view place) {
+// For a place that writes.
+inline Order order_at([[maybe_unused]] std::string_view place) {
   if constexpr (kCompiledIn) return detail::visit(place);
-  return 0;
+  return {};
 }
+
+// For a place next to another system call: the errno to pretend, or 0.
+inline int errno_at(std::string_view place) { return order_at(place).code; }
 
 // For any other place; `enospc` throws a FileError.
 inline void at(std::string_view place) {

@@ -139,15 +139,24 @@ FileWriter::~FileWriter() {
 
 void FileWriter::write(const void* data, size_t bytes) {
   LONGHAUL_CHECK(fd_.valid(), "'{}' is written after finish()", path_.string());
-  if (const int code = fault::errno_at("file.write")) fail_file("write", path_, code);
+  const fault::Order order = fault::order_at("file.write");
+  if (order.code != 0) fail_file("write", path_, order.code);
+  std::string damaged;
+  if (order.flipped_bit && bytes > 0) {
+    damaged.assign(static_cast<const char*>(data), bytes);
+    damaged[bytes / 2] ^= 1;
+    data = damaged.data();
+  }
+  size_t at_most = order.short_write ? ceil_div(bytes, 2) : kMaxWrite;
   const char* next = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t done = ::write(fd_.get(), next, std::min(bytes, kMaxWrite));
+    const ssize_t done = ::write(fd_.get(), next, std::min(bytes, at_most));
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) fail_file("write", path_, errno);
     next += done;
     bytes -= static_cast<size_t>(done);
     size_ += done;
+    at_most = kMaxWrite;
   }
 }
 

@@ -148,7 +148,7 @@ Outcome Run::execute() {
 
 // A step that the guard refuses has changed nothing: the state before it is kept, if it is sound.
 StepMetrics Run::take_step() {
-  fault::at(fmt::format("train.step.rank-{}", trainer_.dims().all->rank()));
+  fault::at("train.step");
   try {
     return profiler_ ? take_profiled_step() : trainer_.step();
   } catch (const StepRefused&) {

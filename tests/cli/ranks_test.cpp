@@ -56,7 +56,7 @@ TEST_F(Ranks, DegreesThatDoNotFitAreOneLine) {
 TEST_F(Ranks, ARankThatIsKilledIsNamedAndTheOthersEnd) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
   const auto result = train_on(2, {"--comm.train_timeout_seconds", "20"},
-                               {"LONGHAUL_FAULT=train.step.rank-1:3:kill"});
+                               {"LONGHAUL_FAULT=train.step:3:kill:rank-1"});
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.err, HasSubstr("error: rank 1 was killed by signal 9"));
   // What was saved before is sound: the run goes on.
@@ -68,26 +68,26 @@ TEST_F(Ranks, ARankThatIsKilledIsNamedAndTheOthersEnd) {
 TEST_F(Ranks, ARankThatFailsIsNamedWithItsWords) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
   const auto result = train_on(2, {"--comm.train_timeout_seconds", "20"},
-                               {"LONGHAUL_FAULT=train.step.rank-1:2:throw"});
+                               {"LONGHAUL_FAULT=train.step:2:throw:rank-1"});
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.err, HasSubstr("error: rank 1 ended with status 1"));
-  EXPECT_THAT(result.err, HasSubstr("train.step.rank-1"));
+  EXPECT_THAT(result.err, HasSubstr("train.step"));
 }
 
 TEST_F(Ranks, TheFirstRanksWordsAreShownToo) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
   const auto result = train_on(2, {"--comm.train_timeout_seconds", "20"},
-                               {"LONGHAUL_FAULT=train.step.rank-0:2:throw"});
+                               {"LONGHAUL_FAULT=train.step:2:throw:rank-0"});
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(last_line(result.err),
               AllOf(HasSubstr("error: rank 0 ended with status 1: fault injection"),
-                    HasSubstr("train.step.rank-0"), HasSubstr("the other ranks were ended")));
+                    HasSubstr("train.step"), HasSubstr("the other ranks were ended")));
 }
 
 TEST_F(Ranks, ARankThatHangsIsNamedAndTheRunEnds) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
   const auto result = train_on(2, {"--comm.train_timeout_seconds", "2"},
-                               {"LONGHAUL_FAULT=train.step.rank-1:3:hang"});
+                               {"LONGHAUL_FAULT=train.step:3:hang:rank-1"});
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(
       last_line(result.err),

@@ -1,0 +1,139 @@
+// Times saving and loading a state of a given size against writing and reading the same bytes in
+// the same number of files, in turns, and prints one JSON line each: name, GB/s of ours and of the
+// plain way (medians). bench/checkpoint.py calls it:
+//   bench_checkpoint FOLDER ROUNDS MEGABYTES
+#include "longhaul/checkpoint/checkpoint.h"
+
+#include <ATen/ATen.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "longhaul/base/file.h"
+#include "longhaul/checkpoint/manifest.h"
+
+namespace longhaul {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds(const std::function<void()>& f) {
+  const auto start = Clock::now();
+  f();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Weights and two moments of matrices of 8 MiB, as the trainer names them.
+checkpoint::Snapshot make_state(int64_t megabytes) {
+  checkpoint::Snapshot state;
+  state.step = 1;
+  const int64_t matrices = std::max<int64_t>(1, megabytes / 3 / 8);
+  for (int64_t i = 0; i < matrices; ++i) {
+    const std::string name = fmt::format("model.layers.{}.weight", i);
+    state.tensors[name] = at::randn({2048, 1024});
+    state.tensors["optimizer." + name + ".exp_avg"] = at::randn({2048, 1024});
+    state.tensors["optimizer." + name + ".exp_avg_sq"] = at::randn({2048, 1024});
+  }
+  return state;
+}
+
+int64_t bytes_of(const checkpoint::Snapshot& state) {
+  int64_t bytes = 0;
+  for (const auto& [name, tensor] : state.tensors) bytes += static_cast<int64_t>(tensor.nbytes());
+  return bytes;
+}
+
+// The same bytes, file by file as the checkpoint has them, without names, checksums or order.
+void write_plainly(const fs::path& folder, const checkpoint::Manifest& manifest,
+                   const checkpoint::Snapshot& state) {
+  fs::create_directories(folder);
+  for (const auto& [file, entry] : manifest.files) {
+    FileWriter writer(folder / file);
+    for (const auto& [name, tensor] : manifest.tensors) {
+      if (tensor.extent.file != file) continue;
+      const at::Tensor& contents = state.tensors.at(name);
+      writer.write(contents.const_data_ptr(), contents.nbytes());
+    }
+    writer.finish();
+  }
+  sync_folder(folder);
+}
+
+// Into tensors' memory, as load() leaves them.
+void read_plainly(const fs::path& folder, const checkpoint::Manifest& manifest) {
+  std::vector<at::Tensor> kept;
+  for (const auto& [file, entry] : manifest.files) {
+    at::Tensor bytes = at::empty({entry.bytes}, at::kByte);
+    const FileDescriptor fd = open_file(folder / file, O_RDONLY, "open");
+    auto* next = static_cast<char*>(bytes.data_ptr());
+    for (int64_t left = entry.bytes; left > 0;) {
+      const ssize_t done = ::read(fd.get(), next, static_cast<size_t>(left));
+      LONGHAUL_CHECK(done > 0, "cannot read '{}'", (folder / file).string());
+      next += done;
+      left -= done;
+    }
+    kept.push_back(bytes);
+  }
+}
+
+// The next read comes from the disk.
+void forget(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const FileDescriptor fd = open_file(entry.path(), O_RDONLY, "open");
+    ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
+  }
+}
+
+void print(const std::string& name, int64_t bytes, const std::vector<double>& ours,
+           const std::vector<double>& plain) {
+  const double gigabytes = static_cast<double>(bytes) * 1e-9;
+  std::vector<double> ratios;
+  for (size_t i = 0; i < ours.size(); ++i) ratios.push_back(plain[i] / ours[i]);
+  fmt::print("{{\"name\": \"{}\", \"ours\": {:.4f}, \"plain\": {:.4f}, \"ratio\": {:.4f}}}\n", name,
+             gigabytes / median(ours), gigabytes / median(plain), median(ratios));
+}
+
+void run(const fs::path& folder, int rounds, int64_t megabytes) {
+  const checkpoint::Snapshot state = make_state(megabytes);
+  const int64_t bytes = bytes_of(state);
+  const fs::path step = checkpoint::save(folder, state), plain = folder / "plain";
+  const auto manifest = checkpoint::read_manifest(step);
+  std::vector<double> saved, written, loaded, read, staged, copied;
+  checkpoint::StagedSnapshot copy = checkpoint::stage(state);
+  for (int i = 0; i < rounds; ++i) {
+    saved.push_back(seconds([&] { checkpoint::save(folder, state); }));
+    written.push_back(seconds([&] { write_plainly(plain, manifest, state); }));
+    forget(step);
+    loaded.push_back(seconds([&] { checkpoint::load(step); }));
+    forget(plain);
+    read.push_back(seconds([&] { read_plainly(plain, manifest); }));
+    staged.push_back(
+        seconds([&] { copy = checkpoint::stage(state, {}, std::move(copy.contents)); }));
+  }
+  print("save", bytes, saved, written);
+  print("load", bytes, loaded, read);
+  // The share of a save that training waits for when it goes on in the background.
+  print("held", bytes, staged, saved);
+}
+
+}  // namespace
+}  // namespace longhaul
+
+int main(int argc, char** argv) {
+  if (argc != 4) {
+    fmt::print(stderr, "usage: bench_checkpoint FOLDER ROUNDS MEGABYTES\n");
+    return 2;
+  }
+  longhaul::run(argv[1], std::atoi(argv[2]), std::atol(argv[3]));
+}
