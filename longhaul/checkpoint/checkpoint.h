@@ -77,7 +77,10 @@ Snapshot load(const fs::path& step_folder, bool verify = true);
 // The step folder to resume from: the newest (load_step -1) that is full and complete and whose
 // checksums hold; nothing if there is none. Each one passed over is logged with the reason. Another
 // load_step must be usable: UserError that says why it is not. load(path, false) suffices after it.
-std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step = -1);
+// Without `verify` checksums are left out: only the manifest and the presence, sizes and headers of
+// the files count.
+std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step = -1,
+                                       bool verify = true);
 
 // The step folder to read weights from: as above with load_step -1, but a model-only one will do.
 std::optional<fs::path> find_weights(const fs::path& folder);

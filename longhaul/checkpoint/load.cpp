@@ -23,8 +23,12 @@ int64_t step_of(const std::string& name) {
 // What a checkpoint is wanted for.
 enum class Need { kResume, kWeights };
 
-// Why the checkpoint is of no use, or empty. Without `thorough` no contents are read.
-std::string why_unusable(const StepFolder& step, Need need, bool thorough) {
+// How closely a checkpoint is looked at: whether its files are there, also what their headers say,
+// or every byte.
+enum class Look { kFiles, kHeaders, kContents };
+
+// Why the checkpoint is of no use, or empty.
+std::string why_unusable(const StepFolder& step, Need need, Look look) {
   try {
     const Manifest manifest = read_manifest(step.path);
     if (manifest.step != step.step) {
@@ -33,8 +37,9 @@ std::string why_unusable(const StepFolder& step, Need need, bool thorough) {
     if (need == Need::kResume && manifest.model_only) {
       return "it holds the model only, without the optimizer";
     }
-    if (thorough) {
-      CheckpointReader(step.path).verify();
+    if (look != Look::kFiles) {
+      const CheckpointReader reader(step.path);
+      if (look == Look::kContents) reader.verify();
       return "";
     }
     const auto problems = find_missing(step.path, manifest);
@@ -44,14 +49,14 @@ std::string why_unusable(const StepFolder& step, Need need, bool thorough) {
   }
 }
 
-fs::path find_exactly(const fs::path& folder, int64_t load_step) {
+fs::path find_exactly(const fs::path& folder, int64_t load_step, Look look) {
   std::vector<std::string> known;
   for (const StepFolder& step : list_steps(folder)) {
     if (step.step != load_step) {
       known.push_back(std::to_string(step.step));
       continue;
     }
-    const std::string reason = why_unusable(step, Need::kResume, /*thorough=*/true);
+    const std::string reason = why_unusable(step, Need::kResume, look);
     if (reason.empty()) return step.path;
     fail_user("'{}' cannot be resumed from: {}", step.path.string(), reason);
   }
@@ -60,12 +65,12 @@ fs::path find_exactly(const fs::path& folder, int64_t load_step) {
             known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
 }
 
-std::optional<fs::path> find_newest(const fs::path& folder, Need need) {
+std::optional<fs::path> find_newest(const fs::path& folder, Need need, Look look) {
   std::optional<fs::path> found;
   const auto steps = list_steps(folder);
   for (const StepFolder& step : steps) {
     // Older ones are looked at only briefly: a damaged one is worth a line, not minutes.
-    const std::string reason = why_unusable(step, need, /*thorough=*/!found);
+    const std::string reason = why_unusable(step, need, found ? Look::kFiles : look);
     if (!reason.empty()) {
       log::warn("passing over checkpoint '{}': {}", step.path.string(), reason);
     } else if (!found) {
@@ -118,13 +123,15 @@ Snapshot load(const fs::path& step_folder, bool verify) {
   return snapshot;
 }
 
-std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step) {
+std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step, bool verify) {
   LONGHAUL_CHECK(load_step >= -1, "load_step {} is neither -1 nor a step", load_step);
-  return load_step >= 0 ? find_exactly(folder, load_step) : find_newest(folder, Need::kResume);
+  const Look look = verify ? Look::kContents : Look::kHeaders;
+  if (load_step >= 0) return find_exactly(folder, load_step, look);
+  return find_newest(folder, Need::kResume, look);
 }
 
 std::optional<fs::path> find_weights(const fs::path& folder) {
-  return find_newest(folder, Need::kWeights);
+  return find_newest(folder, Need::kWeights, Look::kContents);
 }
 
 void purge(const fs::path& folder, int keep_latest_k) {

@@ -164,6 +164,7 @@ struct Checkpoint {
   bool enable_first_step_checkpoint = false;
   bool create_seed_checkpoint = false;
   bool load_only = false;
+  bool verify_on_load = true;
 };
 
 struct ActivationCheckpoint {

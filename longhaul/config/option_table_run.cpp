@@ -22,7 +22,8 @@ void add_profiling(std::vector<Option>& table) {
   OptionSection profiling(
       table, "profiling", [](auto& c) -> auto& { return c.profiling; });
   using S = Profiling;
-  profiling.key("enable_profiling", &S::enable_profiling, "Record Chrome traces, and print where the time of a step went.");
+  profiling.key("enable_profiling", &S::enable_profiling,
+                "Record Chrome traces, and print where the time of a step went.");
   profiling.key("save_traces_folder", &S::save_traces_folder,
                 "Folder of the traces, under dump_folder.");
   profiling.key("profile_freq", &S::profile_freq, "Steps from one trace to the next.", at_least(1));
@@ -84,6 +85,8 @@ void add_checkpoint(std::vector<Option>& table) {
   checkpoint.key("create_seed_checkpoint", &S::create_seed_checkpoint,
                  "Not needed here: initial weights do not depend on the layout.");
   checkpoint.key("load_only", &S::load_only, "Load, but never save.");
+  checkpoint.own("verify_on_load", &S::verify_on_load,
+                 "Compare every byte with its checksum before a checkpoint is taken.");
 }
 
 void add_debug(std::vector<Option>& table) {

@@ -60,7 +60,8 @@ std::optional<int64_t> finished_step(const JobConfig& config) {
   for (const auto& found : checkpoint::list_steps(checkpoint_folder(config))) {
     if (found.step < config.training.steps) continue;
     try {
-      checkpoint::CheckpointReader(found.path).verify();
+      const checkpoint::CheckpointReader reader(found.path);
+      if (config.checkpoint.verify_on_load) reader.verify();
       return found.step;
     } catch (const UserError& error) {
       log::warn("{} is passed over: {}", found.path.string(), error.what());
@@ -78,7 +79,9 @@ std::optional<fs::path> find_resumable_step(const JobConfig& config) {
     log::warn("checkpoint.load_step = {}: there are no checkpoints in {}, so the run begins anew",
               options.load_step, folder.string());
   }
-  const auto find = [&] { return checkpoint::find_resumable(folder, options.load_step); };
+  const auto find = [&] {
+    return checkpoint::find_resumable(folder, options.load_step, options.verify_on_load);
+  };
   if (const auto found = any ? name_setting(config, "checkpoint.load_step", find) : std::nullopt) {
     if (options.load_step >= 0 && saves(config)) abandon_later_steps(folder, options.load_step);
     return found;
@@ -116,10 +119,12 @@ fs::path find_initial_state(const JobConfig& config, const fs::path& path) {
         fail_user("'{}' holds the model only; set checkpoint.initial_load_model_only = true",
                   path.string());
       }
-      reader.verify();
+      if (config.checkpoint.verify_on_load) reader.verify();
       return path;
     }
-    if (const auto found = checkpoint::find_resumable(path)) return *found;
+    if (const auto found = checkpoint::find_resumable(path, -1, config.checkpoint.verify_on_load)) {
+      return *found;
+    }
     fail_user("'{}' holds no full checkpoint", path.string());
   });
 }

@@ -146,7 +146,7 @@ void Trainer::load_weights(const std::string& path, bool hugging_face) {
     load_hf_folder(*model_, path, part_of());
   } else {
     const checkpoint::CheckpointReader reader(checkpoint::open_source(path)->path());
-    reader.verify();
+    if (config_.checkpoint.verify_on_load) reader.verify();
     load_model_tensors(*model_, reader, reader.path().string(), part_of());
   }
 }
