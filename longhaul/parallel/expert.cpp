@@ -4,6 +4,7 @@
 
 #include "longhaul/dtensor/dtensor.h"
 #include "longhaul/ops/moe_token_permute/moe_token_permute.h"
+#include "longhaul/ops/saved_results.h"
 #include "longhaul/parallel/collectives.h"
 
 namespace longhaul::parallel {
@@ -51,9 +52,12 @@ class ExchangedExperts : public deepseek_v3::ExpertExchange {
   Routes plan(const Tensor& counts_E) const {
     const int64_t ranks = group_->size(), E = counts_E.size(0) / ranks;
     const Tensor own = counts_E.view({ranks, E});
-    Tensor theirs = at::empty_like(own);
-    const std::vector<int64_t> one_each(static_cast<size_t>(ranks), 1);
-    group_->all_to_all(theirs, own, one_each, one_each).wait();
+    const Tensor theirs = ops::saved_or_computed({.op = "all_to_all"}, [&] {
+      Tensor arrived = at::empty_like(own);
+      const std::vector<int64_t> one_each(static_cast<size_t>(ranks), 1);
+      group_->all_to_all(arrived, own, one_each, one_each).wait();
+      return arrived;
+    });
     const Tensor own_host = own.cpu(), theirs_host = theirs.cpu();
     const Tensor expert_of_row =
         at::repeat_interleave(at::arange(E, theirs_host.options()).repeat({ranks}),

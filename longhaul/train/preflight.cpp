@@ -56,6 +56,27 @@ void check_no_decay(const JobConfig& config, const ResolvedModel& resolved) {
                [&] { return optim::AdamW(model.parameters(), adam_w_config(config)); });
 }
 
+// A name that was given must be that of a product: the default's may be of a part that the model
+// has not.
+void check_recomputed_products(const JobConfig& config, const ResolvedModel& resolved) {
+  const char* key = "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns";
+  const auto settings = model_settings(config, at::kMeta);
+  if (config.origin_of(key).kind == Origin::Kind::kDefault) return;
+  const deepseek_v3::Model model(resolved.shape, settings);
+  for (const auto& name : settings.recompute.unsaved_linears) {
+    if (!deepseek_v3::block_linears(model, name).empty()) continue;
+    std::vector<std::string> known;  // without "model.layers.N." and ".weight"
+    for (const auto& parameter : deepseek_v3::block_linears(model, "layers")) {
+      const size_t layer = std::string("model.layers.").size();
+      const size_t begin = parameter.name.find('.', layer) + 1;
+      known.push_back(parameter.name.substr(begin, parameter.name.rfind('.') - begin));
+    }
+    fail_setting(
+        config, key,
+        fmt::format("no block has a product called '{}'{}", name, did_you_mean(name, known)));
+  }
+}
+
 }  // namespace
 
 void check_converters(const JobConfig& config) {
@@ -77,6 +98,7 @@ void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,
 
 void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces) {
   check_no_decay(config, resolved);
+  check_recomputed_products(config, resolved);
   check_memory(config, resolved, pieces);
   check_initial_weights(config);
 }

@@ -22,6 +22,23 @@ deepseek_v3::IndexerStage stage_of(const std::string& name) {
   return name == "off" ? IndexerStage::kOff : IndexerStage::kSparse;
 }
 
+// The names of TorchTitan's that differ here.
+std::string module_name(const std::string& name) {
+  return name.ends_with("router.gate") ? "mlp.gate" : name;
+}
+
+deepseek_v3::Recomputation recomputation(const ActivationCheckpoint& options) {
+  if (options.mode == "full") return {.every = 1};
+  if (options.mode != "selective") return {};
+  if (options.selective_ac_option != "op")
+    return {.every = std::stoll(options.selective_ac_option)};
+  deepseek_v3::Recomputation by_operator{.every = 1, .saved_operators = options.op_sac_save_list};
+  for (const auto& name : options.per_op_sac_force_recompute_mm_shapes_by_fqns) {
+    by_operator.unsaved_linears.push_back(module_name(name));
+  }
+  return by_operator;
+}
+
 optim::DecayType decay_type(const std::string& name) {
   if (name == "sqrt") return optim::DecayType::kSqrt;
   return name == "cosine" ? optim::DecayType::kCosine : optim::DecayType::kLinear;
@@ -67,7 +84,7 @@ deepseek_v3::ModelSettings model_settings(const JobConfig& config, at::Device de
   settings.sequence_balance_loss_coeff = config.moe.sequence_balance_loss_coeff;
   settings.z_loss_coeff = config.moe.z_loss_coeff;
   settings.force_load_balance = config.debug.moe_force_load_balance;
-  settings.recompute_blocks = config.activation_checkpoint.mode == "full";
+  settings.recompute = recomputation(config.activation_checkpoint);
   settings.mtp_after_norm = config.mtp.hidden == "after_norm";
   settings.mtp_own_norm = config.mtp.own_norm;
   return settings;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "include/longhaul/kernels.h"
 #include "longhaul/base/system.h"
@@ -69,6 +70,15 @@ std::string indexer_text(const JobConfig& config, const deepseek_v3::Model& mode
   return config.dsa.hadamard ? text + ", Hadamard" : text;
 }
 
+std::string activations_text(const deepseek_v3::Recomputation& recompute) {
+  if (recompute.every == 0) return "all kept";
+  const std::string blocks =
+      recompute.every == 1 ? "every block" : fmt::format("1 block of {}", recompute.every);
+  if (recompute.saved_operators.empty()) return blocks + " computed again in the backward pass";
+  return fmt::format("{} computed again in the backward pass, but for {}", blocks,
+                     fmt::join(recompute.saved_operators, ", "));
+}
+
 std::string moe_text(const JobConfig& config, const deepseek_v3::ModelConfig& shape) {
   if (shape.n_routed_experts == 0) return "none";
   return fmt::format("{} experts, top-{}, {} shared; bias update {}, balance loss {}, z-loss {}",
@@ -122,6 +132,7 @@ std::string startup_table(const JobConfig& config, const ResolvedModel& resolved
                        ? "off"
                        : fmt::format("{} modules, weight {}", shape.num_nextn_predict_layers,
                                      config.mtp.loss_weight));
+  table.row("activations", activations_text(settings.recompute));
   table.row("checkpoints", config.checkpoint.enable
                                ? fmt::format("every {} steps, keep {}", config.checkpoint.interval,
                                              config.checkpoint.keep_latest_k)

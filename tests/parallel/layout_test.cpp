@@ -97,6 +97,8 @@ const std::vector<Variant> kVariants = {
     {"recompute", {"--activation_checkpoint.mode", "full"}},
     {"recompute_never_reshard",
      {"--activation_checkpoint.mode", "full", "--parallelism.fsdp_reshard_after_forward", "never"}},
+    {"recompute_nothing", {"--activation_checkpoint.mode", "none"}},
+    {"recompute_by_operator", {"--activation_checkpoint.selective_ac_option", "op"}},
     {"frozen_trunk", {"--dsa.stage", "dense_warmup"}},
     {"frozen_trunk_recompute",
      {"--dsa.stage", "dense_warmup", "--activation_checkpoint.mode", "full"}},

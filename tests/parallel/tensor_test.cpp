@@ -53,7 +53,7 @@ TEST(TensorParallel, WithoutQueryLatent) {
 
 TEST(TensorParallel, RecomputedBlocks) {
   Job job = four_heads();
-  job.settings.recompute_blocks = true;
+  job.settings.recompute.every = 1;
   expect_same_on_all_layouts(job);
 }
 

@@ -6,6 +6,7 @@
 #include "longhaul/ops/flash_attention/distributed_attention.h"
 #include "longhaul/ops/flash_attention/head_sum.h"
 #include "longhaul/ops/flash_attention/operands.h"
+#include "longhaul/ops/saved_results.h"
 
 namespace longhaul::ops {
 namespace {
@@ -50,30 +51,38 @@ struct Operands {
              .softmax_sum = nullptr} {}
 };
 
+// out [B, S, H, V], softmax_max and softmax_sum [B, S, H].
+variable_list attend(const Tensor& query, const Tensor& key, const Tensor& value,
+                     const KeyRange& range, const AttentionOptions& options) {
+  const int64_t B = query.size(0), S = query.size(1), H = query.size(2);
+  const int64_t V = value.defined() ? value.size(-1) : options.value_dim;
+  const auto fp32 = query.options().dtype(at::kFloat);
+  Tensor out = at::empty({B, S, H, round_up(V, kKernelColumns)}, query.options());
+  const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
+  if (!query.is_meta() && out.numel() > 0) {
+    Operands operands(query, key, value, range, options);
+    operands.args.out = out.data_ptr();
+    operands.args.softmax_max = max.data_ptr<float>();
+    operands.args.softmax_sum = sum.data_ptr<float>();
+    run_kernel("flash_attention", longhaul_flash_attention, longhaul_flash_attention_workspace,
+               operands.args);
+  }
+  return {out.size(3) == V ? out : out.narrow(-1, 0, V).contiguous(), max, sum};
+}
+
 struct FlashAttention : torch::autograd::Function<FlashAttention> {
-  // out [B, S, H, V], softmax_max and softmax_sum [B, S, H].
+  // As attend().
   static variable_list forward(AutogradContext* ctx, const Tensor& query, const Tensor& key,
                                const std::optional<Tensor>& some_value, const KeyRange& range,
                                const AttentionOptions& options) {
     const Tensor value = some_value.value_or(Tensor());
-    const int64_t B = query.size(0), S = query.size(1), H = query.size(2);
-    const int64_t V = value.defined() ? value.size(-1) : options.value_dim;
-    const auto fp32 = query.options().dtype(at::kFloat);
-    Tensor out = at::empty({B, S, H, round_up(V, kKernelColumns)}, query.options());
-    const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
-    if (!query.is_meta() && out.numel() > 0) {
-      Operands operands(query, key, value, range, options);
-      operands.args.out = out.data_ptr();
-      operands.args.softmax_max = max.data_ptr<float>();
-      operands.args.softmax_sum = sum.data_ptr<float>();
-      run_kernel("flash_attention", longhaul_flash_attention, longhaul_flash_attention_workspace,
-                 operands.args);
-    }
-    out = out.size(3) == V ? out : out.narrow(-1, 0, V).contiguous();
+    const auto results = saved_or_computed(
+        {.op = "flash_attention"}, [&] { return attend(query, key, value, range, options); });
+    const Tensor &out = results[0], &max = results[1], &sum = results[2];
     ctx->save_for_backward({query, key, value, range.first_BS, out, max, sum, range.last_BS});
     ctx->saved_data["scale"] = options.scale;
     ctx->mark_non_differentiable({max, sum});
-    return {out, max, sum};
+    return results;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {

@@ -5,6 +5,7 @@
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/cpu/tensors.h"
 #include "longhaul/ops/flash_attention/distributed_attention.h"
+#include "longhaul/ops/saved_results.h"
 
 namespace longhaul::ops {
 namespace {
@@ -71,32 +72,45 @@ struct StatisticsOfKernel {
   }
 };
 
+// What the kernels write into, and the call: out [B, S, H, V], softmax_max and softmax_sum [B, S,
+// H], head_sum [B, S, K] or empty. `operands` makes the kernels' view of the operands.
+template <typename MakeOperands, typename Kernel, typename Workspace>
+variable_list attend(const Tensor& query, const Tensor& indices, int64_t V, bool with_head_sum,
+                     const MakeOperands& operands, Kernel kernel, Workspace workspace) {
+  const int64_t B = query.size(0), S = query.size(1), H = query.size(2);
+  const int64_t K = with_head_sum ? indices.size(2) : 0;
+  const auto fp32 = query.options().dtype(at::kFloat);
+  const Tensor out = at::empty({B, S, H, round_up(V, kKernelColumns)}, query.options());
+  const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
+  const Tensor head_sum = at::empty({B, S, K}, fp32);
+  if (!query.is_meta() && indices.size(2) > 0) {
+    auto view = operands();
+    view.args.out = out.data_ptr();
+    view.args.softmax_max = max.data_ptr<float>();
+    view.args.softmax_sum = sum.data_ptr<float>();
+    if (with_head_sum) view.args.head_sum = head_sum.data_ptr<float>();
+    run_kernel("sparse_flash_attention", kernel, workspace, view.args);
+  } else if (!query.is_meta()) {
+    for (const auto& x : {out, max, sum}) x.zero_();
+  }
+  return {unpad_parts(out, V, V), max, sum, head_sum};
+}
+
 struct SparseAttention : torch::autograd::Function<SparseAttention> {
-  // out [B, S, H, V], softmax_max and softmax_sum [B, S, H], head_sum [B, S, K] or empty.
+  // As attend().
   static variable_list forward(AutogradContext* ctx, const Tensor& query, const Tensor& key,
                                const Tensor& indices, const AttentionOptions& options) {
-    const int64_t B = query.size(0), S = query.size(1), H = query.size(2), V = options.value_dim;
-    const int64_t K = options.return_head_sum ? indices.size(2) : 0;
-    const auto fp32 = query.options().dtype(at::kFloat);
-    Tensor out = at::empty({B, S, H, round_up(V, kKernelColumns)}, query.options());
-    const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
-    const Tensor head_sum = at::empty({B, S, K}, fp32);
-    if (!query.is_meta() && indices.size(2) > 0) {
-      Operands operands(query, key, indices, options.scale, V);
-      operands.args.out = out.data_ptr();
-      operands.args.softmax_max = max.data_ptr<float>();
-      operands.args.softmax_sum = sum.data_ptr<float>();
-      if (options.return_head_sum) operands.args.head_sum = head_sum.data_ptr<float>();
-      run_kernel("sparse_flash_attention", longhaul_sparse_attention,
-                 longhaul_sparse_attention_workspace, operands.args);
-    } else if (!query.is_meta()) {
-      for (const auto& x : {out, max, sum}) x.zero_();
-    }
-    out = unpad_parts(out, V, V);
-    ctx->save_for_backward({query, key, indices, out, max, sum});
+    const auto operands = [&] {
+      return Operands(query, key, indices, options.scale, options.value_dim);
+    };
+    const auto results = saved_or_computed({.op = "sparse_flash_attention"}, [&] {
+      return attend(query, indices, options.value_dim, options.return_head_sum, operands,
+                    longhaul_sparse_attention, longhaul_sparse_attention_workspace);
+    });
+    ctx->save_for_backward({query, key, indices, results[0], results[1], results[2]});
     ctx->saved_data["scale"] = options.scale;
-    ctx->mark_non_differentiable({max, sum, head_sum});
-    return {out, max, sum, head_sum};
+    ctx->mark_non_differentiable({results[1], results[2], results[3]});
+    return results;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -152,32 +166,22 @@ struct ExpandedOperands {
 };
 
 struct ExpandedSparseAttention : torch::autograd::Function<ExpandedSparseAttention> {
-  // As SparseAttention.
+  // As attend().
   static variable_list forward(AutogradContext* ctx, const Tensor& query, const Tensor& key,
                                const Tensor& value, const Tensor& indices,
                                const AttentionOptions& options) {
-    const int64_t B = query.size(0), S = query.size(1), H = query.size(2), V = value.size(3);
-    const int64_t K = options.return_head_sum ? indices.size(2) : 0;
-    const auto fp32 = query.options().dtype(at::kFloat);
-    Tensor out = at::empty({B, S, H, round_up(V, kKernelColumns)}, query.options());
-    const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
-    const Tensor head_sum = at::empty({B, S, K}, fp32);
-    if (!query.is_meta() && indices.size(2) > 0) {
-      ExpandedOperands operands(query, key, value, indices, options.scale);
-      operands.args.out = out.data_ptr();
-      operands.args.softmax_max = max.data_ptr<float>();
-      operands.args.softmax_sum = sum.data_ptr<float>();
-      if (options.return_head_sum) operands.args.head_sum = head_sum.data_ptr<float>();
-      run_kernel("sparse_flash_attention", longhaul_sparse_attention_expanded,
-                 longhaul_sparse_attention_expanded_workspace, operands.args);
-    } else if (!query.is_meta()) {
-      for (const auto& x : {out, max, sum}) x.zero_();
-    }
-    out = unpad_parts(out, V, V);
-    ctx->save_for_backward({query, key, value, indices, out, max, sum});
+    const auto operands = [&] {
+      return ExpandedOperands(query, key, value, indices, options.scale);
+    };
+    const auto results = saved_or_computed({.op = "sparse_flash_attention"}, [&] {
+      return attend(query, indices, value.size(3), options.return_head_sum, operands,
+                    longhaul_sparse_attention_expanded,
+                    longhaul_sparse_attention_expanded_workspace);
+    });
+    ctx->save_for_backward({query, key, value, indices, results[0], results[1], results[2]});
     ctx->saved_data["scale"] = options.scale;
-    ctx->mark_non_differentiable({max, sum, head_sum});
-    return {out, max, sum, head_sum};
+    ctx->mark_non_differentiable({results[1], results[2], results[3]});
+    return results;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
