@@ -47,7 +47,7 @@ class Arrival : public nn::ModuleHook {
   int64_t num_gathers() const {
     bool experts = false;
     for (const auto& parameter : unit_->parameters()) {
-      experts |= parameter.name.find("experts.") == 0 || v3::is_routed_expert("." + parameter.name);
+      experts |= v3::is_routed_expert("." + parameter.name);
     }
     return experts ? 3 : 1;
   }
