@@ -32,6 +32,12 @@ Tensor KeyRange::last() const {
   return at::arange(first_BS.size(1), first_BS.options()).expand(first_BS.sizes());
 }
 
+KeyRange KeyRange::of_queries(int64_t first, int64_t count) const {
+  LONGHAUL_CHECK(first >= 0 && count >= 0 && first + count <= first_BS.size(1),
+                 "queries {} to {} of {}", first, first + count, first_BS.size(1));
+  return {first_BS.narrow(1, first, count), last().narrow(1, first, count)};
+}
+
 void check_key_range(const KeyRange& range, at::IntArrayRef sizes_BS, int64_t num_keys,
                      const char* what) {
   check_shape(range.first_BS, sizes_BS, what);

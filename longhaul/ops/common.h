@@ -23,6 +23,8 @@ struct KeyRange {
   KeyRange(const Tensor& first, const Tensor& last) : first_BS(first), last_BS(last) {}
 
   Tensor last() const;  // [B, queries], given or not
+  // Of the queries [first, first + count). Error where there are not so many.
+  KeyRange of_queries(int64_t first, int64_t count) const;
 
   Tensor first_BS, last_BS;
 };

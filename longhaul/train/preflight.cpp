@@ -89,11 +89,6 @@ void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,
   parallel::check_context_parallel(config, dims.degrees.cp);
   parallel::check_expert_parallel(resolved.shape, dims.degrees.ep);
   parallel::check_tensor_parallel(resolved.shape, dims.degrees.tp);
-  if (dims.degrees.tp > 1 && config.dsa.hadamard) {
-    fail_setting(config, "dsa.hadamard",
-                 "the indexer is not rotated under tensor parallelism yet; set it to false, or "
-                 "parallelism.tensor_parallel_degree to 1");
-  }
 }
 
 void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces) {

@@ -63,6 +63,12 @@ TEST(TensorParallel, FrozenTrunk) {
   expect_same_on_all_layouts(job);
 }
 
+TEST(TensorParallel, RotatedIndexer) {
+  Job job = four_heads();
+  job.settings.hadamard = true;
+  expect_same_on_all_layouts(job);
+}
+
 TEST(TensorParallel, DenseAttention) {
   Job job = four_heads();
   job.settings.stage = v3::IndexerStage::kOff;

@@ -115,8 +115,8 @@ AttentionResult fused(const Tensor& query, const Tensor& key, const Tensor& valu
                          .softmax_max = results[1],
                          .softmax_sum = results[2],
                          .scale = options.scale},
-                        range.first_BS, Kernel::kFused);
-    result.head_sum = whole_head_sum(sums, range.first_BS, at::kFloat);
+                        range, Kernel::kFused);
+    result.head_sum = whole_head_sum(sums, at::kFloat);
   }
   return result;
 }

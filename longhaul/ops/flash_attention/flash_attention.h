@@ -42,13 +42,12 @@ AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, con
                                 const KeyRange& range, const AttentionOptions& options);
 
 // An attention that has run: its operands and statistics, as flash_attention took and returned
-// them. For the sums over heads of dense attention the queries may be a range only.
+// them.
 struct AttentionState {
   Tensor query_BSHD, key;
   Tensor value = {};                // undefined: the first columns of a shared key
   Tensor softmax_max, softmax_sum;  // [B, S, H]
   double scale = 1.0;
-  int64_t first_query = 0;  // where the range begins
 };
 
 struct AttentionGradients {
