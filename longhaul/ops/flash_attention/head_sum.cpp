@@ -91,6 +91,7 @@ HeadSums::HeadSums(const AttentionState& attention, const Tensor& doc_start_BS, 
   } else {
     check_shape(attention.key, {B, L, H, D}, "attention key");
   }
+  check_same_dtype(attention.key, q, "attention key", "the query");
   LONGHAUL_CHECK(attention.first_query >= 0 && attention.first_query + S <= L,
                  "attention: queries {} to {}, but {} keys", attention.first_query,
                  attention.first_query + S, L);

@@ -34,7 +34,7 @@ Tensor dense_attention_head_sum(const Tensor& query, const Tensor& key, const Te
       softmax_max, softmax_sum, scale_value);
   attention.first_query = first_query;
   const Tensor doc_start = layout.doc_start_BS(key, actual_seq_klen);
-  const bool fused = why_no_fused_attention(attention.query_BSHD, attention.key, {}).empty();
+  const bool fused = why_no_fused_attention(attention.query_BSHD).empty();
   const HeadSums sums(attention, doc_start, fused ? Kernel::kFused : Kernel::kReference);
   return layout.with_head(whole_head_sum(sums, doc_start, wide_type(query)));
 }
