@@ -58,9 +58,10 @@ void check_no_decay(const JobConfig& config, const ResolvedModel& resolved) {
 
 }  // namespace
 
-void check_converters(const JobConfig& config) {
-  name_setting(config, "model.converters",
-               [&] { converters::check(config.model.converters, converter_properties(config)); });
+void check_converters(const JobConfig& config, const deepseek_v3::ModelConfig& shape) {
+  name_setting(config, "model.converters", [&] {
+    converters::check(config.model.converters, converter_properties(config, shape));
+  });
 }
 
 void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,
