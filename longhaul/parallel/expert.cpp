@@ -52,19 +52,13 @@ class ExchangedExperts : public deepseek_v3::ExpertExchange {
   Routes plan(const Tensor& counts_E, int64_t num_rows) const {
     const int64_t ranks = group_->size(), E = counts_E.size(0) / ranks;
     const Tensor own = counts_E.view({ranks, E});
-<<<<<<< HEAD
     const Tensor theirs = ops::saved_or_computed({.op = "all_to_all"}, [&] {
       Tensor arrived = at::empty_like(own);
       const std::vector<int64_t> one_each(static_cast<size_t>(ranks), 1);
       group_->all_to_all(arrived, own, one_each, one_each).wait();
       return arrived;
     });
-=======
-    Tensor theirs = at::empty_like(own);
-    const std::vector<int64_t> one_each(static_cast<size_t>(ranks), 1);
-    group_->all_to_all(theirs, own, one_each, one_each).wait();
     if (counts_E.is_meta()) return balanced(counts_E, num_rows);
->>>>>>> layouts
     const Tensor own_host = own.cpu(), theirs_host = theirs.cpu();
     const Tensor expert_of_row =
         at::repeat_interleave(at::arange(E, theirs_host.options()).repeat({ranks}),

@@ -79,9 +79,10 @@ void check_recomputed_products(const JobConfig& config, const ResolvedModel& res
 
 }  // namespace
 
-void check_converters(const JobConfig& config) {
-  name_setting(config, "model.converters",
-               [&] { converters::check(config.model.converters, converter_properties(config)); });
+void check_converters(const JobConfig& config, const deepseek_v3::ModelConfig& shape) {
+  name_setting(config, "model.converters", [&] {
+    converters::check(config.model.converters, converter_properties(config, shape));
+  });
 }
 
 void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,

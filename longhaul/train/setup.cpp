@@ -2,9 +2,11 @@
 
 #include <ATen/Context.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "longhaul/base/error.h"
+#include "longhaul/train/device.h"
 
 namespace longhaul::train {
 namespace {
@@ -57,13 +59,21 @@ void set_determinism(const JobConfig& config) {
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", kKeepTheUsers);
 }
 
-converters::Properties converter_properties(const JobConfig& config) {
-  return {.compute_dtype = model_settings(config, at::kCPU).compute_dtype};
+converters::Properties converter_properties(const JobConfig& config,
+                                            const deepseek_v3::ModelConfig& shape) {
+  const auto settings = model_settings(config, at::kCPU);
+  const bool on_cuda = config.training.device == "cuda";  // wherever the job is read
+  const bool indexes = settings.stage != deepseek_v3::IndexerStage::kOff;
+  const int64_t tp = std::max<int64_t>(config.parallelism.tensor_parallel_degree, 1);
+  return {.compute_dtype = settings.compute_dtype,
+          .device = on_cuda ? at::Device(at::kCUDA, 0) : choose_device(config),
+          .attention_heads = shape.num_attention_heads / tp,
+          .index_heads = indexes ? shape.index_n_heads : 0};
 }
 
-void apply_converters(const JobConfig& config, nn::Module& model) {
+void apply_converters(const JobConfig& config, deepseek_v3::Model& model) {
   name_setting(config, "model.converters", [&] {
-    converters::apply(model, config.model.converters, converter_properties(config));
+    converters::apply(model, config.model.converters, converter_properties(config, model.config()));
   });
 }
 

@@ -5,11 +5,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "include/longhaul/kernels.h"
 #include "longhaul/base/system.h"
 #include "longhaul/base/text.h"
 #include "longhaul/config/capability.h"
 #include "longhaul/models/deepseek_v3/flops.h"
+#include "longhaul/ops/cpu/isa.h"
 #include "longhaul/ops/matmul/matmul.h"
 
 namespace longhaul::train {
@@ -31,7 +31,7 @@ std::string fused_kernels(const nn::Module& model) {
   for (const auto& [operation, count] : modules) {
     text += fmt::format("{}{} ({} modules)", text.empty() ? "" : ", ", operation, count);
   }
-  return text + fmt::format(" on {} kernels", longhaul_kernels_isa());
+  return text + fmt::format(" on {} kernels", cpu::name_of(cpu::chosen_isa().isa));
 }
 
 class Table {

@@ -123,12 +123,8 @@ AttentionResult fused(const Tensor& query, const Tensor& key, const Tensor& valu
 
 }  // namespace
 
-std::string why_no_fused_attention(const Tensor& query, const Tensor& key, const Tensor& value) {
+std::string why_no_fused_attention(const Tensor& query) {
   if (query.size(2) > 128) return "it has at most 128 heads";
-  if (key.scalar_type() != query.scalar_type() ||
-      (value.defined() && value.scalar_type() != query.scalar_type())) {
-    return "query, key and value differ in dtype";
-  }
   return why_no_cpu_kernel(query);
 }
 
@@ -181,7 +177,7 @@ AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, con
   LONGHAUL_CHECK(!options.return_head_sum || !range.last_BS.defined(),
                  "attention of some of a sequence's queries makes no head sum: see HeadSums");
   if (options.kernel == Kernel::kFused) {
-    const std::string reason = why_no_fused_attention(query_BSHD, key, value);
+    const std::string reason = why_no_fused_attention(query_BSHD);
     if (reason.empty()) return fused(query_BSHD, key, value, range, options);
     report_fallback("flash_attention", reason);
   }

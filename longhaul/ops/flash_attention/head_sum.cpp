@@ -85,6 +85,7 @@ HeadSums::HeadSums(const AttentionState& attention, const KeyRange& range, Kerne
     check_shape(attention.key, {B, L, H, D}, "attention key");
   }
   check_key_range(range, {B, S}, L, "attention doc_start");
+  check_same_dtype(attention.key, q, "attention key", "the query");
   check_shape(attention.softmax_max, {B, S, H}, "attention softmax_max");
   check_shape(attention.softmax_sum, {B, S, H}, "attention softmax_sum");
   if (kernel == Kernel::kReference || q.is_meta()) return;

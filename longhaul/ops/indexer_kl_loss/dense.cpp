@@ -302,7 +302,7 @@ Kernel usable(Kernel wanted, const IndexerInputs& in, const std::string& reason)
 std::string why_not_fused(const IndexerInputs& in, const AttentionState& attention) {
   const std::string reason = why_no_fused_indexer_grad(in);
   if (!reason.empty()) return reason;
-  return why_no_fused_attention(attention.query_BSHD, attention.key, {});
+  return why_no_fused_attention(attention.query_BSHD);
 }
 
 // Throws Error unless the indexer's queries, its keys and what they see fit.

@@ -13,6 +13,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+void check_indices(const Tensor& query_BSHD, const Tensor& indices_BSK) {
+  check_shape(indices_BSK, {query_BSHD.size(0), query_BSHD.size(1), kAnySize},
+              "sparse attention indices");
+  check_is_integer(indices_BSK, "sparse attention indices");
+}
+
 // [..., D] with its V value columns and the columns behind them each filled up to a multiple of 32.
 Tensor pad_parts(const Tensor& x, int64_t V) {
   const int64_t D = x.size(-1);
@@ -201,13 +207,8 @@ struct ExpandedSparseAttention : torch::autograd::Function<ExpandedSparseAttenti
 variable_list apply_fused(const Tensor& query, const Tensor& key, const Tensor& value,
                           const Tensor& indices, const AttentionOptions& options) {
   if (value.defined()) {
-    check_attention_operands(query, key, value, options);
     return ExpandedSparseAttention::apply(query, key, value, indices, options);
   }
-  check_shape(key, {query.size(0), kAnySize, query.size(3)}, "attention key");
-  LONGHAUL_CHECK(options.value_dim >= 1 && options.value_dim <= key.size(2),
-                 "sparse attention: value_dim is {}, must be 1 to {}", options.value_dim,
-                 key.size(2));
   return SparseAttention::apply(query, key, indices, options);
 }
 
@@ -278,10 +279,6 @@ std::string why_no_fused_sparse_attention(const Tensor& query, const Tensor& key
            "and values of each head";
   }
   if (query.size(2) > 128) return "it has at most 128 heads";
-  if (key.scalar_type() != query.scalar_type() ||
-      (value.defined() && value.scalar_type() != query.scalar_type())) {
-    return "query, key and value differ in dtype";
-  }
   return why_no_cpu_kernel(query);
 }
 
@@ -290,7 +287,7 @@ AttentionGradients sparse_flash_attention_grad(const AttentionState& attention,
                                                const Tensor& d_out_BSHV) {
   check_attention_grad(attention, out_BSHV, d_out_BSHV);
   const Tensor &query = attention.query_BSHD, &key = attention.key, &value = attention.value;
-  check_shape(indices_BSK, {query.size(0), query.size(1), kAnySize}, "sparse attention indices");
+  check_indices(query, indices_BSK);
   if (query.is_meta() || indices_BSK.size(2) == 0) {
     const auto zeros = [](const Tensor& x) { return x.defined() ? at::zeros_like(x) : x; };
     return {zeros(query), zeros(key), zeros(value)};
@@ -308,7 +305,8 @@ Tensor sparse_attention_head_sum(const AttentionState& attention, const Tensor& 
   } else {
     check_shape(key, {B, kAnySize, query.size(3)}, "attention key");
   }
-  check_shape(indices_BSK, {B, S, kAnySize}, "sparse attention indices");
+  check_same_dtype(key, query, "attention key", "the query");
+  check_indices(query, indices_BSK);
   check_shape(attention.softmax_max, {B, S, H}, "attention softmax_max");
   check_shape(attention.softmax_sum, {B, S, H}, "attention softmax_sum");
   const std::string reason = key.dim() == 4 ? "it is for keys that heads share"
@@ -337,9 +335,8 @@ AttentionResult sparse_flash_attention(const Tensor& query_BSHD, const Tensor& k
                                   options.scale, options.value_dim, options.return_head_sum,
                                   options.return_statistics, static_cast<int64_t>(options.kernel)));
   }
-  check_dims(query_BSHD, 4, "attention query");
-  check_shape(indices_BSK, {query_BSHD.size(0), query_BSHD.size(1), kAnySize},
-              "sparse attention indices");
+  check_attention_operands(query_BSHD, key, value, options);
+  check_indices(query_BSHD, indices_BSK);
   if (options.kernel == Kernel::kFused) {
     const std::string reason = why_no_fused_sparse_attention(query_BSHD, key, value);
     if (reason.empty()) return fused(query_BSHD, key, value, indices_BSK, options);
