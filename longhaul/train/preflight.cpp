@@ -11,6 +11,7 @@
 #include "longhaul/converters/converters.h"
 #include "longhaul/models/deepseek_v3/flops.h"
 #include "longhaul/models/deepseek_v3/model.h"
+#include "longhaul/ops/cpu/isa.h"
 #include "longhaul/optim/adam_w.h"
 #include "longhaul/parallel/context.h"
 #include "longhaul/parallel/expert.h"
@@ -93,6 +94,7 @@ void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,
 }
 
 void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces) {
+  cpu::chosen_isa();
   check_no_decay(config, resolved);
   check_recomputed_products(config, resolved);
   check_memory(config, resolved, pieces);
