@@ -7,7 +7,7 @@
  * Each function computes on OpenMP's threads and gives the same bits on any number of them. Where
  * there is a workspace, the caller brings it: the `..._workspace` function tells its bytes for the
  * same arguments.
- * A function returns 0, or else an error's text that is valid forever. */
+ * A function returns 0, or else an error's text, valid until the thread's next error. */
 #ifndef LONGHAUL_KERNELS_H
 #define LONGHAUL_KERNELS_H
 
@@ -451,7 +451,7 @@ typedef struct longhaul_moe_gating_top_k_grad_args {
 
 const char* longhaul_moe_gating_top_k_grad(const longhaul_moe_gating_top_k_grad_args* args);
 
-/* "avx512_bf16", "avx512", "avx2" or "portable", and why. */
+/* "avx512_bf16", "avx512", "avx2", "portable", or null if LONGHAUL_ISA is wrong; and why. */
 const char* longhaul_kernels_isa(void);
 const char* longhaul_kernels_isa_reason(void);
 

@@ -78,7 +78,7 @@ void check(const CLI::App& command, std::optional<int64_t> ranks) {
   print_remarks("notes", notes(config));
   print_missing_paths(config);
   const ResolvedModel model = resolve_model(config);
-  if (missing.empty()) train::check_converters(config);
+  if (missing.empty()) train::check_converters(config, model.shape);
   fmt::print("model: {}\n", model.source);
   if (ranks) fmt::print("{}\n", check_degrees(config, *ranks));
   if (ranks.value_or(1) > 1) {

@@ -13,14 +13,15 @@ constexpr int kSlurmPorts = 20000;   // from there on, by the job's number
 
 // Who sets which variables.
 struct Launcher {
-  const char *name, *rank, *size, *local_size;
+  const char *name, *rank, *size, *local_rank, *local_size;
 };
 constexpr Launcher kLaunchers[] = {
-    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     // Of a step: a batch script has SLURM_NTASKS, too, and is alone.
-    {"SLURM", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"},
-    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    {"MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"},
+    {"SLURM", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
 };
 
 int number(const std::string& name, const std::string& text) {
@@ -86,6 +87,9 @@ std::optional<RankEnvironment> rank_environment(const Variables& variables) {
     if (found.rank >= found.size) {
       fail_user("the environment's {} is {}, but {} says that there are {} ranks", launcher.rank,
                 found.rank, launcher.size, found.size);
+    }
+    if (const auto local = variables(launcher.local_rank)) {
+      found.local_rank = number(launcher.local_rank, *local);
     }
     find_host(variables, launcher, found);
     if (const auto socket = variables(kListenSocketVariable)) {

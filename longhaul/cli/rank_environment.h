@@ -13,7 +13,8 @@ inline constexpr const char* kListenSocketVariable = "LONGHAUL_LISTEN_SOCKET";
 
 struct RankEnvironment {
   int rank = 0, size = 1;
-  std::string host;  // where rank 0 listens
+  int local_rank = 0;  // among the ranks of this machine
+  std::string host;    // where rank 0 listens
   int port = 0;
   std::optional<int> listen_socket;  // of rank 0, where it is listening already
   std::string origin;                // "torchrun's RANK", for messages
@@ -24,10 +25,10 @@ using Variables = std::function<std::optional<std::string>(const std::string& na
 Variables process_variables();
 
 // nullopt: this process is alone. In the order RANK and WORLD_SIZE (torchrun), SLURM_PROCID and
-// SLURM_STEP_NUM_TASKS, OMPI_COMM_WORLD_*, PMI_*. MASTER_ADDR and MASTER_PORT say where rank 0
-// listens; SLURM's list of nodes and job number stand in for them, and so does this machine where
-// all ranks are on it. UserError, naming the variables, for numbers that are none, a rank outside
-// of the size, or a place that is not said.
+// SLURM_STEP_NUM_TASKS, OMPI_COMM_WORLD_*, PMI_*, each with its local rank (0 where it is not
+// said). MASTER_ADDR and MASTER_PORT say where rank 0 listens; SLURM's list of nodes and job number
+// stand in for them, and so does this machine where all ranks are on it. UserError, naming the
+// variables, for numbers that are none, a rank outside of the size, or a place that is not said.
 std::optional<RankEnvironment> rank_environment(const Variables& variables);
 
 }  // namespace longhaul::cli

@@ -11,6 +11,7 @@
 #include "longhaul/cli/rank_environment.h"
 #include "longhaul/config/degrees.h"
 #include "longhaul/config/write.h"
+#include "longhaul/train/device.h"
 #include "longhaul/train/run.h"
 
 namespace longhaul::cli {
@@ -41,6 +42,7 @@ dtensor::World world_of(const JobConfig& config) {
        .host = found->host,
        .port = found->port,
        .listen_socket = found->rank == 0 ? found->listen_socket : std::nullopt,
+       .device = train::choose_device_of_rank(config, found->local_rank),
        .timeout = std::chrono::seconds(config.comm.init_timeout_seconds)});
 }
 

@@ -21,6 +21,18 @@ bool saves(const JobConfig& config) {
   return config.checkpoint.enable && !config.checkpoint.load_only;
 }
 
+// By operator, with attention among those whose results are kept.
+bool saves_attention(const ActivationCheckpoint& ac) {
+  return ac.mode == "selective" && ac.selective_ac_option == "op" &&
+         std::any_of(ac.op_sac_save_list.begin(), ac.op_sac_save_list.end(),
+                     [](auto& name) { return name.ends_with("flash_attention"); });
+}
+
+bool converts_attention(const Strings& converters) {
+  return std::any_of(converters.begin(), converters.end(),
+                     [](auto& name) { return name == "dsa" || name == "npu_dsa"; });
+}
+
 bool loads_initial(const JobConfig& config) {
   return config.checkpoint.enable && config.checkpoint.initial_load_path.has_value();
 }
@@ -100,12 +112,12 @@ std::vector<Rule> training_rules() {
        "optimizer states stay on the device in this version; set it to false"},
       {"activation_checkpoint.debug",
        [](auto& c) {
-         return c.activation_checkpoint.mode == "full" && c.activation_checkpoint.debug;
+         return c.activation_checkpoint.mode != "none" && c.activation_checkpoint.debug;
        },
        "what is recomputed is not recorded in this version; set it to false"},
       {"activation_checkpoint.mode",
        [](auto& c) { return c.activation_checkpoint.mode == "memory_budget"; },
-       "there is no budget planner yet; set it to \"full\" or \"none\""},
+       "there is no budget planner yet; set it to \"selective\", \"full\" or \"none\""},
       {"compile.enable", [](auto& c) { return c.compile.enable; },
        "there is no graph compiler yet; set it to false"},
   };
@@ -135,9 +147,11 @@ std::vector<Rule> report_rules() {
 
 std::vector<Rule> note_rules() {
   return {
-      {"activation_checkpoint.mode",
-       [](auto& c) { return c.activation_checkpoint.mode == "selective"; },
-       "not active yet: nothing is recomputed, all activations are kept"},
+      {"activation_checkpoint.op_sac_save_list",
+       [](auto& c) {
+         return saves_attention(c.activation_checkpoint) && !converts_attention(c.model.converters);
+       },
+       "attention is kept with the converter \"dsa\" only; the reference is computed again"},
       {"model.tokenizer_path", [](auto& c) { return c.model.tokenizer_path.has_value(); },
        "old name: taken as model.hf_assets_path"},
       {"training.mixed_precision_param",

@@ -171,6 +171,8 @@ struct ActivationCheckpoint {
   std::string mode = "selective";
   std::string selective_ac_option = "2";
   Strings per_op_sac_force_recompute_mm_shapes_by_fqns = {"moe.router.gate"};
+  Strings op_sac_save_list = {"linear", "flash_attention", "sparse_flash_attention", "all_to_all",
+                              "reduce_scatter"};
   bool early_stop = false;
   double memory_budget = 0.5;
   bool visualize_memory_budget_pareto = false;

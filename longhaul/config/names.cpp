@@ -24,6 +24,12 @@ Strings converter_names() {
   return names;
 }
 
+Strings savable_operator_names() {
+  return {"linear",          "linear_by_head",         "grouped_matmul",
+          "flash_attention", "sparse_flash_attention", "all_to_all",
+          "all_gather",      "reduce_scatter",         "all_reduce"};
+}
+
 Strings model_names() { return {"deepseek_v3", "deepseek_v32"}; }
 
 }  // namespace longhaul

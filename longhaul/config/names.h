@@ -15,6 +15,9 @@ bool is_available_dataset(const std::string& name);
 // Every converter name a file may list.
 Strings converter_names();
 
+// The operators whose results selective activation checkpointing can keep.
+Strings savable_operator_names();
+
 // The models that can be trained: deepseek_v3, deepseek_v32.
 Strings model_names();
 

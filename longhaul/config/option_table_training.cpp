@@ -130,10 +130,14 @@ void add_activation_checkpoint(std::vector<Option>& table) {
   ac.key("mode", &S::mode, "What is recomputed in the backward pass.",
          one_of({"selective", "full", "memory_budget", "none"}));
   ac.key("selective_ac_option", &S::selective_ac_option,
-         "selective: a number n for every n-th layer, or op for a choice by operator.");
+         "selective: a number n for every n-th block, or op: every block but for the results of "
+         "op_sac_save_list.");
   ac.key("per_op_sac_force_recompute_mm_shapes_by_fqns",
          &S::per_op_sac_force_recompute_mm_shapes_by_fqns,
-         "op: products of these modules' shapes are always recomputed.");
+         "op: products linear with weights of these modules' sizes are always recomputed.");
+  ac.own("op_sac_save_list", &S::op_sac_save_list,
+         "op: operators whose results are kept; of linear every second one.",
+         one_of(savable_operator_names()));
   ac.key("early_stop", &S::early_stop, "Stop recomputing once everything needed is there.");
   ac.key("memory_budget", &S::memory_budget, "memory_budget: part of the memory to keep.",
          between(0, 1));

@@ -1,6 +1,8 @@
 #include "longhaul/config/validate.h"
 
 #include <algorithm>
+#include <charconv>
+#include <tuple>
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/text.h"
@@ -68,6 +70,23 @@ void check_profiling(const JobConfig& config) {
                            options.profile_freq, watched));
 }
 
+// A number of at least 1, or op. Other modes do not read it.
+void check_activation_checkpoint(const JobConfig& config) {
+  const auto& [mode, option] =
+      std::tie(config.activation_checkpoint.mode, config.activation_checkpoint.selective_ac_option);
+  if (mode != "selective" || option == "op") return;
+  int64_t number = 0;
+  const char* end = option.data() + option.size();
+  const auto [rest, error] = std::from_chars(option.data(), end, number);
+  if (error == std::errc() && rest == end && number >= 1) return;
+  fail_setting(
+      config, "activation_checkpoint.selective_ac_option",
+      fmt::format("\"{}\" is neither \"op\" nor a number n of at least 1, which recomputes "
+                  "every n-th block; to recompute none or all set "
+                  "activation_checkpoint.mode to \"none\" or \"full\"",
+                  option));
+}
+
 // The warm-up stage trains the indexer alone, so a frozen indexer leaves nothing to train.
 void check_dsa(const JobConfig& config) {
   if (config.dsa.stage == "dense_warmup" && !config.dsa.train_indexer) {
@@ -108,6 +127,7 @@ void validate(const JobConfig& config) {
   check_checkpoint(config);
   check_profiling(config);
   check_dsa(config);
+  check_activation_checkpoint(config);
 }
 
 }  // namespace longhaul

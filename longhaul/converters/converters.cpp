@@ -7,10 +7,34 @@
 namespace longhaul::converters {
 namespace {
 
-std::string dtype_unmet(const Properties& properties) {
+constexpr int64_t kMostHeads = 128;  // of the attention's and the indexer's kernels
+
+// What every kernel needs.
+std::string kernel_unmet(const Properties& properties) {
+  if (!properties.device.is_cpu()) {
+    return fmt::format(
+        "training.device = \"cpu\", got {}: its kernels are the CPU's; remove it from "
+        "model.converters to train there",
+        properties.device.str());
+  }
   if (properties.compute_dtype != at::kDouble) return "";
-  return "a compute dtype of float32 or bfloat16 (training.dtype = \"float64\" runs on the "
-         "reference operators)";
+  return "a compute dtype of float32 or bfloat16, got float64 (training.dtype = \"float64\" runs "
+         "on the reference operators)";
+}
+
+std::string dsa_unmet(const Properties& properties) {
+  if (const std::string unmet = kernel_unmet(properties); !unmet.empty()) return unmet;
+  if (properties.attention_heads > kMostHeads) {
+    return fmt::format(
+        "at most {} attention heads on a rank, got {}; raise "
+        "parallelism.tensor_parallel_degree, or remove it from model.converters",
+        kMostHeads, properties.attention_heads);
+  }
+  if (properties.index_heads > kMostHeads) {
+    return fmt::format("at most {} heads of the indexer, got {}; remove it from model.converters",
+                       kMostHeads, properties.index_heads);
+  }
+  return "";
 }
 
 std::string without_prefix(const std::string& name) {
@@ -35,24 +59,24 @@ const std::vector<Converter>& registry() {
       {.name = "dsa",
        .operation = "dsa",
        .replaces = "indexer scores and top-k, sparse and dense attention, the indexer's loss",
-       .unmet = dtype_unmet},
-      {.name = "rms_norm", .operation = "rms_norm", .replaces = "RMSNorm", .unmet = dtype_unmet},
+       .unmet = dsa_unmet},
+      {.name = "rms_norm", .operation = "rms_norm", .replaces = "RMSNorm", .unmet = kernel_unmet},
       {.name = "rope",
        .operation = "rope",
        .replaces = "rotary position embedding of attention and indexer",
-       .unmet = dtype_unmet},
+       .unmet = kernel_unmet},
       {.name = "permute",
        .operation = "permute",
        .replaces = "the router's choice, tokens to their experts and back",
-       .unmet = dtype_unmet},
+       .unmet = kernel_unmet},
       {.name = "gmm",
        .operation = "gmm",
        .replaces = "the experts' products and SwiGLU",
-       .unmet = dtype_unmet},
+       .unmet = kernel_unmet},
       {.name = "cross_entropy",
        .operation = "cross_entropy",
        .replaces = "the output projection with its loss, MTP's too",
-       .unmet = dtype_unmet},
+       .unmet = kernel_unmet},
   };
   return all;
 }

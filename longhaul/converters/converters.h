@@ -14,6 +14,9 @@ namespace longhaul::converters {
 // What a converter may ask of the job.
 struct Properties {
   at::ScalarType compute_dtype = at::kFloat;
+  at::Device device = at::kCPU;
+  // Of one rank; 0 where the model has none.
+  int64_t attention_heads = 0, index_heads = 0;
 };
 
 struct Converter {

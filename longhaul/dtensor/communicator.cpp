@@ -14,12 +14,17 @@ namespace longhaul::dtensor {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 struct CommunicatorState {
-  c10::intrusive_ptr<c10d::Backend> backend;  // null for a group of one
+  // The one that takes tensors of the device; the host's for an undefined one.
+  c10d::Backend& backend_for(const Tensor& tensor) const {
+    return *(device && tensor.defined() && !tensor.is_cpu() ? device : host);
+  }
+  bool is_alone() const { return !host; }
+
+  c10::intrusive_ptr<c10d::Backend> host, device;  // null for a group of one
   std::string axis;
   std::vector<int> global_ranks;
   CollectiveLog* log;
   Diagnose diagnose;
-  bool is_gloo = false;
   std::atomic<std::chrono::milliseconds> timeout{Communicator::kDefaultTimeout};
   std::atomic<uint64_t> sequence{0};
 };
@@ -38,17 +43,19 @@ Tensor carried(const Tensor& tensor) {
   return flat.scalar_type() == at::kBool ? flat.view(at::kByte) : flat;
 }
 
+bool is_gloo(const c10d::Backend& backend) { return backend.getBackendName() == "gloo"; }
+
 // Gloo knows no average: a sum, divided in Pending::wait().
-bool divides_later(const CommunicatorState& state, Reduction reduction) {
-  return reduction == Reduction::kAvg && state.is_gloo;
+bool divides_later(const c10d::Backend& backend, Reduction reduction) {
+  return reduction == Reduction::kAvg && is_gloo(backend);
 }
 
-c10d::ReduceOp::RedOpType c10d_reduction(const CommunicatorState& state, Reduction reduction) {
+c10d::ReduceOp::RedOpType c10d_reduction(const c10d::Backend& backend, Reduction reduction) {
   switch (reduction) {
     case Reduction::kSum:
       break;
     case Reduction::kAvg:
-      return divides_later(state, reduction) ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG;
+      return divides_later(backend, reduction) ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG;
     case Reduction::kMax:
       return c10d::ReduceOp::MAX;
     case Reduction::kMin:
@@ -161,15 +168,16 @@ bool Pending::is_done() const { return !state_ || state_->work->isCompleted(); }
 Communicator::Communicator(std::shared_ptr<CommunicatorState> state, int rank)
     : state_(std::move(state)), rank_(rank), size_(narrow<int>(state_->global_ranks.size())) {}
 
-Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::string axis,
+Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> host,
+                           c10::intrusive_ptr<c10d::Backend> device, std::string axis,
                            std::vector<int> global_ranks, CollectiveLog& log, Diagnose diagnose)
-    : Communicator(std::make_shared<CommunicatorState>(), backend->getRank()) {
-  LONGHAUL_CHECK(global_ranks.size() == static_cast<size_t>(backend->getSize()),
+    : Communicator(std::make_shared<CommunicatorState>(), host->getRank()) {
+  size_ = host->getSize();
+  LONGHAUL_CHECK(global_ranks.size() == static_cast<size_t>(size_),
                  "group of axis {}: {} global ranks for a backend of {} ranks", axis,
-                 global_ranks.size(), backend->getSize());
-  size_ = backend->getSize();
-  state_->is_gloo = backend->getBackendName() == "gloo";
-  state_->backend = std::move(backend);
+                 global_ranks.size(), size_);
+  state_->host = std::move(host);
+  state_->device = std::move(device);
   state_->axis = std::move(axis);
   state_->global_ranks = std::move(global_ranks);
   state_->log = &log;
@@ -258,9 +266,10 @@ Pending Communicator::start(CollectiveKind kind, const Tensor& input, const Tens
   auto pending = std::make_unique<Pending::State>(
       Pending::State{state_, rank_, kind, sequence, ticket, input, output, {}, {}});
   try {
+    c10d::Backend& backend = state_->backend_for(output);
     std::unique_lock<std::mutex> lock;
-    if (state_->is_gloo) lock = lock_gloo();
-    pending->work = issue(*state_->backend);
+    if (is_gloo(backend)) lock = lock_gloo();
+    pending->work = issue(backend);
   } catch (const std::exception& error) {
     throw_failed(*state_, rank_, kind, sequence, error);
   }
@@ -282,7 +291,7 @@ Pending Communicator::all_gather(Tensor& output, const Tensor& input) const {
   LONGHAUL_CHECK(output.numel() == size_ * input.numel(),
                  "{}: output has {} elements, expected {} = {} ranks x {} of the input",
                  where(kKind), output.numel(), size_ * input.numel(), size_, input.numel());
-  if (!state_->backend) return copy_alone(output, input);
+  if (state_->is_alone()) return copy_alone(output, input);
   Tensor to = carried(output), from = carried(input);
   return start(kKind, input, output, [&](c10d::Backend& backend) {
     return backend._allgather_base(to, from, with_timeout<c10d::AllgatherOptions>(*state_));
@@ -297,14 +306,14 @@ Pending Communicator::reduce_scatter(Tensor& output, const Tensor& input,
   LONGHAUL_CHECK(input.numel() == size_ * output.numel(),
                  "{}: input has {} elements, expected {} = {} ranks x {} of the output",
                  where(kKind), input.numel(), size_ * output.numel(), size_, output.numel());
-  if (!state_->backend) return copy_alone(output, input);
+  if (state_->is_alone()) return copy_alone(output, input);
   Tensor to = carried(output), from = carried(input);
   auto options = with_timeout<c10d::ReduceScatterOptions>(*state_);
-  options.reduceOp = c10d_reduction(*state_, reduction);
+  options.reduceOp = c10d_reduction(state_->backend_for(output), reduction);
   Pending pending = start(kKind, input, output, [&](c10d::Backend& backend) {
     return backend._reduce_scatter_base(to, from, options);
   });
-  if (divides_later(*state_, reduction)) pending.state_->to_average = to;
+  if (divides_later(state_->backend_for(output), reduction)) pending.state_->to_average = to;
   return pending;
 }
 
@@ -312,14 +321,16 @@ Pending Communicator::all_reduce(Tensor& tensor, Reduction reduction) const {
   constexpr auto kKind = CollectiveKind::kAllReduce;
   check_tensor(kKind, "the tensor", tensor);
   check_reduction(kKind, tensor, reduction);
-  if (!state_->backend) return {};
+  if (state_->is_alone()) return {};
   std::vector<Tensor> tensors = {carried(tensor)};
   auto options = with_timeout<c10d::AllreduceOptions>(*state_);
-  options.reduceOp = c10d_reduction(*state_, reduction);
+  options.reduceOp = c10d_reduction(state_->backend_for(tensor), reduction);
   Pending pending = start(kKind, tensor, tensor, [&](c10d::Backend& backend) {
     return backend.allreduce(tensors, options);
   });
-  if (divides_later(*state_, reduction)) pending.state_->to_average = tensors[0];
+  if (divides_later(state_->backend_for(tensor), reduction)) {
+    pending.state_->to_average = tensors[0];
+  }
   return pending;
 }
 
@@ -333,7 +344,7 @@ Pending Communicator::all_to_all(Tensor& output, const Tensor& input,
   LONGHAUL_CHECK(output.sizes().slice(1) == input.sizes().slice(1),
                  "{}: output is {}, input is {}; their dims after the first must agree",
                  where(kKind), ops::shape_text(output), ops::shape_text(input));
-  if (!state_->backend) return copy_alone(output, input);
+  if (state_->is_alone()) return copy_alone(output, input);
   Tensor to = carried(output), from = carried(input);
   const int64_t row = c10::multiply_integers(input.sizes().slice(1));
   std::vector<int64_t> to_counts = output_rows, from_counts = input_rows;
@@ -352,7 +363,7 @@ Pending Communicator::broadcast(Tensor& tensor, int root) const {
   check_tensor(kKind, "the tensor", tensor);
   LONGHAUL_CHECK(root >= 0 && root < size_, "{}: root {} is not a rank of a group of {}",
                  where(kKind), root, size_);
-  if (!state_->backend) return {};
+  if (state_->is_alone()) return {};
   std::vector<Tensor> tensors = {carried(tensor)};
   auto options = with_timeout<c10d::BroadcastOptions>(*state_);
   options.rootRank = root;
@@ -361,7 +372,7 @@ Pending Communicator::broadcast(Tensor& tensor, int root) const {
 }
 
 void Communicator::barrier() const {
-  if (!state_->backend) return;
+  if (state_->is_alone()) return;
   start(CollectiveKind::kBarrier, {}, {}, [&](c10d::Backend& backend) {
     return backend.barrier(with_timeout<c10d::BarrierOptions>(*state_));
   }).wait();

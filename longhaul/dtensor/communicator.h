@@ -1,6 +1,6 @@
 // Collectives among the ranks of one group. Every collective of the program goes through here, so
 // that one place numbers, times and logs them and says who is missing when one does not end. The
-// transport is a c10d backend: gloo, ranks as threads of one process, nccl, or a fake that moves
+// transport is a c10d backend: gloo, ranks as threads of one process, NCCL, or a fake that moves
 // nothing. Calls that differ between libtorch releases are in communicator.cpp only (and the
 // functions that our own backends override, in thread_backend.cpp and fake_backend.cpp).
 //
@@ -80,9 +80,12 @@ class Communicator {
   static constexpr std::chrono::milliseconds kDefaultTimeout{300'000};
 
   // `axis` is the mesh axis that the group runs along, for the log ("tp", "dp_shard"). `log` must
-  // outlive the communicator. `global_ranks` has one entry a rank of the backend.
-  Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::string axis,
-               std::vector<int> global_ranks, CollectiveLog& log, Diagnose diagnose = {});
+  // outlive the communicator. `global_ranks` has one entry a rank of the backends. `host` moves
+  // tensors of the host, `device` those of a device where that takes another transport (gloo and
+  // NCCL, c10d's "cpu:gloo,cuda:nccl"); null: the host's moves all.
+  Communicator(c10::intrusive_ptr<c10d::Backend> host, c10::intrusive_ptr<c10d::Backend> device,
+               std::string axis, std::vector<int> global_ranks, CollectiveLog& log,
+               Diagnose diagnose = {});
   // A group of one rank: nothing moves between ranks, nothing is logged.
   static Communicator alone(std::string axis, int global_rank, CollectiveLog& log);
 

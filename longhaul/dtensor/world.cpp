@@ -10,6 +10,7 @@
 
 #include "longhaul/dtensor/fake_backend.h"
 #include "longhaul/dtensor/gloo_backend.h"
+#include "longhaul/dtensor/nccl_backend.h"
 
 namespace longhaul::dtensor {
 namespace {
@@ -26,7 +27,7 @@ struct GroupRequest {
 };
 
 struct Connection {
-  BackendPtr backend;
+  BackendPtr host, device = {};
   Diagnose diagnose = {};
 };
 
@@ -68,15 +69,24 @@ Diagnose ask_through(StorePtr store, const GroupRequest& request) {
   };
 }
 
-Connect connect_by_gloo(StorePtr store, GlooDevice device) {
-  return [store = std::move(store), device = std::move(device)](const GroupRequest& request) {
+Connect connect_by_gloo(StorePtr store, GlooDevice gloo_device, at::Device device = at::kCPU) {
+  return [=](const GroupRequest& request) {
     const auto group_store = c10::make_intrusive<c10d::PrefixStore>(request.name, store);
-    return Connection{make_gloo_backend({.store = group_store,
-                                         .device = device,
-                                         .rank = request.rank_in_group,
-                                         .size = narrow<int>(request.global_ranks.size()),
-                                         .timeout = request.timeout}),
-                      ask_through(group_store, request)};
+    const int rank = request.rank_in_group, size = narrow<int>(request.global_ranks.size());
+    Connection connection{.host = make_gloo_backend({.store = group_store,
+                                                     .device = gloo_device,
+                                                     .rank = rank,
+                                                     .size = size,
+                                                     .timeout = request.timeout}),
+                          .diagnose = ask_through(group_store, request)};
+    if (device.is_cuda()) {
+      connection.device =
+          make_nccl_backend({.store = c10::make_intrusive<c10d::PrefixStore>("nccl", group_store),
+                             .rank = rank,
+                             .size = size,
+                             .timeout = request.timeout});
+    }
+    return connection;
   };
 }
 
@@ -148,12 +158,12 @@ World World::process(const Rendezvous& rendezvous) {
   auto state = std::make_unique<State>();
   state->rank = rendezvous.rank;
   state->size = rendezvous.size;
-  state->backend = "gloo";
+  state->backend = rendezvous.device.is_cuda() ? "gloo+nccl" : "gloo";
   state->timeout = rendezvous.timeout;
   // All on this machine: its own name may not resolve.
   const bool local = rendezvous.host == "localhost" || rendezvous.host == kLoopback;
-  state->connect =
-      connect_by_gloo(open_tcp_store(rendezvous), make_gloo_device(local ? kLoopback : ""));
+  state->connect = connect_by_gloo(open_tcp_store(rendezvous),
+                                   make_gloo_device(local ? kLoopback : ""), rendezvous.device);
   return World(std::move(state));
 }
 
@@ -199,8 +209,8 @@ Communicator World::make_group(const std::string& axis, const std::vector<int>& 
                                       rank(), axis, fmt::join(global_ranks, ", "),
                                       error.what_without_backtrace()));
   }
-  Communicator group(std::move(connection.backend), axis, global_ranks, log(),
-                     std::move(connection.diagnose));
+  Communicator group(std::move(connection.host), std::move(connection.device), axis, global_ranks,
+                     log(), std::move(connection.diagnose));
   group.set_timeout(state_->timeout);
   state_->groups.push_back(group);
   return group;

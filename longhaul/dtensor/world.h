@@ -3,6 +3,7 @@
 // the planner any that it likes. Groups and the log live as long as it does.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
@@ -26,6 +27,7 @@ struct Rendezvous {
   std::string host;  // of rank 0, and the port that it listens on
   int port = 0;
   std::optional<int> listen_socket = {};  // of rank 0, bound to that port: it is taken over
+  at::Device device = at::kCPU;           // this rank's
   std::chrono::milliseconds timeout{300'000};
 };
 
@@ -37,7 +39,8 @@ class World {
   static World thread(ThreadGroup& group, int rank);
   // A rank that is a thread and talks through gloo; all have the same `store` (a c10d HashStore).
   static World gloo_threads(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
-  // A rank that is a process and talks through gloo. Rank 0 listens; its World must end last.
+  // A rank that is a process and talks through gloo, and through NCCL for tensors of a CUDA device.
+  // Rank 0 listens; its World must end last.
   // Returns when all have come; throws Error after the timeout, which is also the time limit of the
   // groups until set_timeout().
   static World process(const Rendezvous& rendezvous);
@@ -50,7 +53,7 @@ class World {
 
   int rank() const;
   int size() const;
-  const std::string& backend() const;  // "single", "threads", "gloo" or "fake"
+  const std::string& backend() const;  // "single", "threads", "gloo", "gloo+nccl" or "fake"
   CollectiveLog& log() const;
 
   // The time limit of each collective, in all groups there are and will be. Starting takes longer

@@ -12,10 +12,22 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Function = std::function<at::Tensor(const std::vector<at::Tensor>&, bool)>;
 
-// Carries the function from the forward to the backward pass.
+using ops::SavedResults;
+
+// Carries the function, and what it saves, from the forward to the backward pass.
 struct Holder : torch::CustomClassHolder {
-  explicit Holder(Function f) : f(std::move(f)) {}
+  Holder(Function f, const ops::SavePolicy& saves) : f(std::move(f)) {
+    if (!saves.operators.empty()) results = std::make_unique<SavedResults>(saves);
+  }
+
+  at::Tensor compute(const variable_list& inputs, bool again) const {
+    const SavedResults::Scope scope(
+        results.get(), again ? SavedResults::Phase::kRecompute : SavedResults::Phase::kForward);
+    return f(inputs, again);
+  }
+
   Function f;
+  std::unique_ptr<SavedResults> results;
 };
 
 struct Recompute : torch::autograd::Function<Recompute> {
@@ -23,7 +35,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
                             at::TensorList inputs) {
     ctx->save_for_backward(inputs.vec());
     ctx->saved_data["f"] = c10::IValue::make_capsule(holder);
-    return holder->f(inputs.vec(), /*again=*/false);  // autograd is off here
+    return holder->compute(inputs.vec(), /*again=*/false);  // autograd is off here
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -35,7 +47,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     }
     {
       const at::AutoGradMode on(true);
-      const at::Tensor out = holder->f(inputs, /*again=*/true);
+      const at::Tensor out = holder->compute(inputs, /*again=*/true);
       torch::autograd::backward({out}, {grads[0]});
     }
     variable_list result = {at::Tensor()};  // of the holder
@@ -46,8 +58,9 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
 }  // namespace
 
-at::Tensor recompute(Function f, const std::vector<at::Tensor>& inputs) {
-  return Recompute::apply(c10::make_intrusive<Holder>(std::move(f)), at::TensorList(inputs));
+at::Tensor recompute(Function f, const std::vector<at::Tensor>& inputs,
+                     const ops::SavePolicy& saves) {
+  return Recompute::apply(c10::make_intrusive<Holder>(std::move(f), saves), at::TensorList(inputs));
 }
 
 }  // namespace longhaul::nn

@@ -32,11 +32,23 @@ Tensor KeyRange::last() const {
   return at::arange(first_BS.size(1), first_BS.options()).expand(first_BS.sizes());
 }
 
+KeyRange KeyRange::of_queries(int64_t first, int64_t count) const {
+  LONGHAUL_CHECK(first >= 0 && count >= 0 && first + count <= first_BS.size(1),
+                 "queries {} to {} of {}", first, first + count, first_BS.size(1));
+  return {first_BS.narrow(1, first, count), last().narrow(1, first, count)};
+}
+
 void check_key_range(const KeyRange& range, at::IntArrayRef sizes_BS, int64_t num_keys,
                      const char* what) {
+  const auto check_dtype = [&](const Tensor& x) {
+    LONGHAUL_CHECK(x.scalar_type() == at::kLong, "{}: expected Long, got {}", what,
+                   c10::toString(x.scalar_type()));
+  };
   check_shape(range.first_BS, sizes_BS, what);
+  check_dtype(range.first_BS);
   if (range.last_BS.defined()) {
     check_shape(range.last_BS, sizes_BS, what);
+    check_dtype(range.last_BS);
   } else {
     LONGHAUL_CHECK(num_keys == sizes_BS[1], "{}: {} keys, expected one for each of {} queries",
                    what, num_keys, sizes_BS[1]);
@@ -70,6 +82,23 @@ void check_dims(const Tensor& x, int64_t dims, const char* what) {
 void check_shape(const Tensor& x, at::IntArrayRef expected, const char* what) {
   LONGHAUL_CHECK(fits(x, expected), "{}: expected [{}], got [{}]", what, expected_text(expected),
                  shape_text(x));
+}
+
+void check_same_dtype(const Tensor& x, const Tensor& like, const char* what,
+                      const char* like_what) {
+  LONGHAUL_CHECK(x.scalar_type() == like.scalar_type(), "{}: expected {}, the dtype of {}, got {}",
+                 what, c10::toString(like.scalar_type()), like_what,
+                 c10::toString(x.scalar_type()));
+}
+
+void check_is_floating(const Tensor& x, const char* what) {
+  LONGHAUL_CHECK(at::isFloatingType(x.scalar_type()), "{}: expected floating-point numbers, got {}",
+                 what, c10::toString(x.scalar_type()));
+}
+
+void check_is_integer(const Tensor& x, const char* what) {
+  LONGHAUL_CHECK(x.scalar_type() == at::kInt || x.scalar_type() == at::kLong,
+                 "{}: expected Int or Long, got {}", what, c10::toString(x.scalar_type()));
 }
 
 }  // namespace longhaul::ops

@@ -23,12 +23,14 @@ struct KeyRange {
   KeyRange(const Tensor& first, const Tensor& last) : first_BS(first), last_BS(last) {}
 
   Tensor last() const;  // [B, queries], given or not
+  // Of the queries [first, first + count). Error where there are not so many.
+  KeyRange of_queries(int64_t first, int64_t count) const;
 
   Tensor first_BS, last_BS;
 };
 
-// Throws Error unless the range is one of [B, queries] within `num_keys` keys; without `last_BS`
-// there must be a key for each query.
+// Throws Error unless the range is an int64 one of [B, queries] within `num_keys` keys; without
+// `last_BS` there must be a key for each query.
 void check_key_range(const KeyRange& range, at::IntArrayRef sizes_BS, int64_t num_keys,
                      const char* what);
 
@@ -56,5 +58,11 @@ inline constexpr int64_t kAnySize = -1;
 
 // Throws Error with the expected and the actual shape unless `x` has the sizes `expected`.
 void check_shape(const Tensor& x, at::IntArrayRef expected, const char* what);
+
+// Throws Error with the expected and the actual dtype unless `x` has that of `like`, which
+// `like_what` names; unless it holds floating-point numbers; unless it holds int32 or int64.
+void check_same_dtype(const Tensor& x, const Tensor& like, const char* what, const char* like_what);
+void check_is_floating(const Tensor& x, const char* what);
+void check_is_integer(const Tensor& x, const char* what);
 
 }  // namespace longhaul::ops

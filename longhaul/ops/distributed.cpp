@@ -43,8 +43,8 @@ TORCH_LIBRARY(longhaul_model, m) {
       "head_sum, Tensor? scores, int kernel) -> Tensor");
   m.def(
       "dense_indexer_kl_loss(Tensor query, Tensor key, Tensor weights, Tensor attention_query, "
-      "Tensor attention_key, Tensor softmax_max, Tensor softmax_sum, float scale, int "
-      "first_query, Tensor doc_start, int kernel) -> Tensor");
+      "Tensor attention_key, Tensor softmax_max, Tensor softmax_sum, float scale, Tensor "
+      "doc_start, Tensor? last_key, int kernel) -> Tensor");
 }
 
 }  // namespace longhaul::ops

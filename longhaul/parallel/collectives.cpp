@@ -5,6 +5,8 @@
 
 #include <numeric>
 
+#include "longhaul/ops/saved_results.h"
+
 namespace longhaul::parallel {
 namespace {
 
@@ -35,9 +37,11 @@ Group kept(AutogradContext* ctx) {
 struct AllGatherRows : torch::autograd::Function<AllGatherRows> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Group& group) {
     keep(ctx, group);
-    Tensor all = empty_rows(x, x.size(0) * group->size());
-    group->all_gather(all, x.contiguous()).wait();
-    return all;
+    return ops::saved_or_computed({.op = "all_gather"}, [&] {
+      Tensor all = empty_rows(x, x.size(0) * group->size());
+      group->all_gather(all, x.contiguous()).wait();
+      return all;
+    });
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -66,7 +70,7 @@ struct AllToAllRows : torch::autograd::Function<AllToAllRows> {
     keep(ctx, group);
     ctx->saved_data["sent"] = rows.sent;
     ctx->saved_data["received"] = rows.received;
-    return exchanged(x, rows, group);
+    return ops::saved_or_computed({.op = "all_to_all"}, [&] { return exchanged(x, rows, group); });
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {

@@ -37,7 +37,6 @@ Slots slice_of_slots(const Slots& whole, const Tensor& positions) {
   slice.doc_start = own(whole.doc_start);
   slice.valid = own(whole.valid);
   slice.last_key = positions.expand_as(slice.doc_start).contiguous();
-  slice.whole_doc_start = whole.doc_start;
   slice.num_tokens = count(slice.valid);
   slice.num_labels = count(slice.labels != ops::kIgnoredLabel);
   return slice;

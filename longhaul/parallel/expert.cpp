@@ -4,6 +4,7 @@
 
 #include "longhaul/dtensor/dtensor.h"
 #include "longhaul/ops/moe_token_permute/moe_token_permute.h"
+#include "longhaul/ops/saved_results.h"
 #include "longhaul/parallel/collectives.h"
 
 namespace longhaul::parallel {
@@ -25,7 +26,7 @@ class ExchangedExperts : public deepseek_v3::ExpertExchange {
 
   Tensor compute(const Tensor& rows_MD, const Tensor& counts_E,
                  const Compute& compute_held) const override {
-    const Routes routes = plan(counts_E);
+    const Routes routes = plan(counts_E, rows_MD.size(0));
     const Tensor arrived = all_to_all_rows(rows_MD.narrow(0, 0, routes.num_sent), routes.sent,
                                            routes.received, group_);
     // From source by source to expert by expert, and back.
@@ -48,12 +49,16 @@ class ExchangedExperts : public deepseek_v3::ExpertExchange {
   };
 
   // Waits for the counts: how much to send must be known on the host.
-  Routes plan(const Tensor& counts_E) const {
+  Routes plan(const Tensor& counts_E, int64_t num_rows) const {
     const int64_t ranks = group_->size(), E = counts_E.size(0) / ranks;
     const Tensor own = counts_E.view({ranks, E});
-    Tensor theirs = at::empty_like(own);
-    const std::vector<int64_t> one_each(static_cast<size_t>(ranks), 1);
-    group_->all_to_all(theirs, own, one_each, one_each).wait();
+    const Tensor theirs = ops::saved_or_computed({.op = "all_to_all"}, [&] {
+      Tensor arrived = at::empty_like(own);
+      const std::vector<int64_t> one_each(static_cast<size_t>(ranks), 1);
+      group_->all_to_all(arrived, own, one_each, one_each).wait();
+      return arrived;
+    });
+    if (counts_E.is_meta()) return balanced(counts_E, num_rows);
     const Tensor own_host = own.cpu(), theirs_host = theirs.cpu();
     const Tensor expert_of_row =
         at::repeat_interleave(at::arange(E, theirs_host.options()).repeat({ranks}),
@@ -63,6 +68,21 @@ class ExchangedExperts : public deepseek_v3::ExpertExchange {
             .received = rows_by_rank(theirs_host),
             .num_sent = own_host.sum().item<int64_t>(),
             .by_expert = ops::sort_by_expert(expert_of_row.unsqueeze(1), E)};
+  }
+
+  // On the Meta device, where counts have no values: all rows have an expert, and each rank has as
+  // many rows for each other.
+  Routes balanced(const Tensor& counts_E, int64_t num_rows) const {
+    const int64_t ranks = group_->size();
+    Routes routes = {.sent = {}, .received = {}, .num_sent = num_rows, .by_expert = {}};
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      routes.sent.push_back(dtensor::slice_of(num_rows, ranks, rank).length);
+    }
+    const int64_t from_each = routes.sent[static_cast<size_t>(group_->rank())];
+    routes.received.assign(static_cast<size_t>(ranks), from_each);
+    routes.by_expert = ops::sort_by_expert(at::empty({ranks * from_each, 1}, counts_E.options()),
+                                           counts_E.size(0) / ranks);
+    return routes;
   }
 
   Group group_;

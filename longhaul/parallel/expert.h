@@ -15,8 +15,9 @@ namespace longhaul::parallel {
 void check_expert_parallel(const deepseek_v3::ModelConfig& config, int64_t ranks);
 
 // Makes the experts' parameters parts of E / ep experts, of the group's rank r from expert r * E /
-// ep on, and lets the layers exchange rows. Parameters on the Meta device get no memory. Nothing
-// changes for a group of one. UserError as above.
+// ep on, and lets the layers exchange rows. Parameters on the Meta device get no memory; a pass
+// there takes the rows to be spread evenly over the ranks. Nothing changes for a group of one.
+// UserError as above.
 void apply_expert_parallel(deepseek_v3::Model& model, const Group& group);
 
 }  // namespace longhaul::parallel

@@ -20,8 +20,22 @@ at::Device choose_device(const JobConfig& config) {
         "\"cuda\", but there is no CUDA device for this program (no driver, none visible, or "
         "built without CUDA: see `longhaul version`); set it to \"cpu\" or \"auto\"");
   }
-  return wanted == "cuda" || (wanted == "auto" && has_cuda) ? at::Device(at::kCUDA, 0)
-                                                            : at::Device(at::kCPU);
+  if (wanted == "cpu" || !has_cuda) return at::kCPU;
+  return at::Device(at::kCUDA, at::accelerator::getDeviceIndex());
+}
+
+at::Device choose_device_of_rank(const JobConfig& config, int local_rank) {
+  if (choose_device(config).is_cpu()) return at::kCPU;
+  const int devices = at::accelerator::deviceCount();
+  if (local_rank >= devices) {
+    const std::string why = fmt::format(
+        "rank {} of this machine has no CUDA device of its own, there {} {}; start fewer ranks "
+        "here, or set it to \"cpu\"",
+        local_rank, devices == 1 ? "is" : "are", devices);
+    fail_setting(config, "training.device", why);
+  }
+  at::accelerator::setDeviceIndex(narrow<c10::DeviceIndex>(local_rank));
+  return choose_device(config);
 }
 
 void synchronize(at::Device device) {

@@ -8,9 +8,13 @@
 
 namespace longhaul::train {
 
-// training.device: "auto" is CUDA if there is a device, else the CPU. UserError if "cuda" is asked
-// for and absent.
+// training.device: "auto" is CUDA if there is a device, else the CPU. Of several CUDA devices the
+// current one. UserError if "cuda" is asked for and absent.
 at::Device choose_device(const JobConfig& config);
+
+// The same for a rank, numbered among those of this machine: each takes a CUDA device of its own,
+// which becomes the current one. UserError if there are fewer.
+at::Device choose_device_of_rank(const JobConfig& config, int local_rank);
 
 // Waits until the device has done all that it was given. A CPU always has.
 void synchronize(at::Device device);

@@ -11,6 +11,7 @@
 #include "longhaul/converters/converters.h"
 #include "longhaul/models/deepseek_v3/flops.h"
 #include "longhaul/models/deepseek_v3/model.h"
+#include "longhaul/ops/cpu/isa.h"
 #include "longhaul/optim/adam_w.h"
 #include "longhaul/parallel/context.h"
 #include "longhaul/parallel/expert.h"
@@ -56,11 +57,33 @@ void check_no_decay(const JobConfig& config, const ResolvedModel& resolved) {
                [&] { return optim::AdamW(model.parameters(), adam_w_config(config)); });
 }
 
+// A name that was given must be that of a product: the default's may be of a part that the model
+// has not.
+void check_recomputed_products(const JobConfig& config, const ResolvedModel& resolved) {
+  const char* key = "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns";
+  const auto settings = model_settings(config, at::kMeta);
+  if (config.origin_of(key).kind == Origin::Kind::kDefault) return;
+  const deepseek_v3::Model model(resolved.shape, settings);
+  for (const auto& name : settings.recompute.unsaved_linears) {
+    if (!deepseek_v3::block_linears(model, name).empty()) continue;
+    std::vector<std::string> known;  // without "model.layers.N." and ".weight"
+    for (const auto& parameter : deepseek_v3::block_linears(model, "layers")) {
+      const size_t layer = std::string("model.layers.").size();
+      const size_t begin = parameter.name.find('.', layer) + 1;
+      known.push_back(parameter.name.substr(begin, parameter.name.rfind('.') - begin));
+    }
+    fail_setting(
+        config, key,
+        fmt::format("no block has a product called '{}'{}", name, did_you_mean(name, known)));
+  }
+}
+
 }  // namespace
 
-void check_converters(const JobConfig& config) {
-  name_setting(config, "model.converters",
-               [&] { converters::check(config.model.converters, converter_properties(config)); });
+void check_converters(const JobConfig& config, const deepseek_v3::ModelConfig& shape) {
+  name_setting(config, "model.converters", [&] {
+    converters::check(config.model.converters, converter_properties(config, shape));
+  });
 }
 
 void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,
@@ -68,15 +91,12 @@ void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,
   parallel::check_context_parallel(config, dims.degrees.cp);
   parallel::check_expert_parallel(resolved.shape, dims.degrees.ep);
   parallel::check_tensor_parallel(resolved.shape, dims.degrees.tp);
-  if (dims.degrees.tp > 1 && config.dsa.hadamard) {
-    fail_setting(config, "dsa.hadamard",
-                 "the indexer is not rotated under tensor parallelism yet; set it to false, or "
-                 "parallelism.tensor_parallel_degree to 1");
-  }
 }
 
 void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces) {
+  cpu::chosen_isa();
   check_no_decay(config, resolved);
+  check_recomputed_products(config, resolved);
   check_memory(config, resolved, pieces);
   check_initial_weights(config);
 }

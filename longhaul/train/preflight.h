@@ -8,8 +8,8 @@
 namespace longhaul::train {
 
 // Throws UserError, naming the setting and its place, if a converter is not there or the job lacks
-// what it needs. Looks at the job alone, so `config check` calls it too.
-void check_converters(const JobConfig& config);
+// what it needs of the job and the model's shape: `config check` calls it too.
+void check_converters(const JobConfig& config, const deepseek_v3::ModelConfig& shape);
 
 // Throws UserError if the sequences or the experts cannot be dealt to the ranks.
 void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,
@@ -17,7 +17,7 @@ void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,
 
 // Throws UserError if the job cannot run here: too little memory for the weights, gradients and
 // moments, of which this rank has one of `pieces`; initial weights that are not there; a pattern of
-// optimizer.no_decay without a parameter.
+// optimizer.no_decay without a parameter; LONGHAUL_ISA naming what the processor lacks.
 void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces = 1);
 
 }  // namespace longhaul::train

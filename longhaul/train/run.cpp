@@ -335,7 +335,7 @@ Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop,
   const auto dims = parallel::ParallelDims::make(config, world);
   set_determinism(config);
   const ResolvedModel resolved = resolve_model(config);
-  check_converters(config);
+  check_converters(config, resolved.shape);
   check_parallelism(config, resolved, dims);
   check_machine(config, resolved, dims.fsdp->size());
   const FileDescriptor claim = dims.is_first() ? claim_run_folder(config) : FileDescriptor();

@@ -2,9 +2,11 @@
 
 #include <ATen/Context.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "longhaul/base/error.h"
+#include "longhaul/train/device.h"
 
 namespace longhaul::train {
 namespace {
@@ -20,6 +22,23 @@ deepseek_v3::IndexerStage stage_of(const std::string& name) {
   using deepseek_v3::IndexerStage;
   if (name == "dense_warmup") return IndexerStage::kDenseWarmup;
   return name == "off" ? IndexerStage::kOff : IndexerStage::kSparse;
+}
+
+// The names of TorchTitan's that differ here.
+std::string module_name(const std::string& name) {
+  return name.ends_with("router.gate") ? "mlp.gate" : name;
+}
+
+deepseek_v3::Recomputation recomputation(const ActivationCheckpoint& options) {
+  if (options.mode == "full") return {.every = 1};
+  if (options.mode != "selective") return {};
+  if (options.selective_ac_option != "op")
+    return {.every = std::stoll(options.selective_ac_option)};
+  deepseek_v3::Recomputation by_operator{.every = 1, .saved_operators = options.op_sac_save_list};
+  for (const auto& name : options.per_op_sac_force_recompute_mm_shapes_by_fqns) {
+    by_operator.unsaved_linears.push_back(module_name(name));
+  }
+  return by_operator;
 }
 
 optim::DecayType decay_type(const std::string& name) {
@@ -40,13 +59,21 @@ void set_determinism(const JobConfig& config) {
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", kKeepTheUsers);
 }
 
-converters::Properties converter_properties(const JobConfig& config) {
-  return {.compute_dtype = model_settings(config, at::kCPU).compute_dtype};
+converters::Properties converter_properties(const JobConfig& config,
+                                            const deepseek_v3::ModelConfig& shape) {
+  const auto settings = model_settings(config, at::kCPU);
+  const bool on_cuda = config.training.device == "cuda";  // wherever the job is read
+  const bool indexes = settings.stage != deepseek_v3::IndexerStage::kOff;
+  const int64_t tp = std::max<int64_t>(config.parallelism.tensor_parallel_degree, 1);
+  return {.compute_dtype = settings.compute_dtype,
+          .device = on_cuda ? at::Device(at::kCUDA, 0) : choose_device(config),
+          .attention_heads = shape.num_attention_heads / tp,
+          .index_heads = indexes ? shape.index_n_heads : 0};
 }
 
-void apply_converters(const JobConfig& config, nn::Module& model) {
+void apply_converters(const JobConfig& config, deepseek_v3::Model& model) {
   name_setting(config, "model.converters", [&] {
-    converters::apply(model, config.model.converters, converter_properties(config));
+    converters::apply(model, config.model.converters, converter_properties(config, model.config()));
   });
 }
 
@@ -67,7 +94,7 @@ deepseek_v3::ModelSettings model_settings(const JobConfig& config, at::Device de
   settings.sequence_balance_loss_coeff = config.moe.sequence_balance_loss_coeff;
   settings.z_loss_coeff = config.moe.z_loss_coeff;
   settings.force_load_balance = config.debug.moe_force_load_balance;
-  settings.recompute_blocks = config.activation_checkpoint.mode == "full";
+  settings.recompute = recomputation(config.activation_checkpoint);
   settings.mtp_after_norm = config.mtp.hidden == "after_norm";
   settings.mtp_own_norm = config.mtp.own_norm;
   return settings;

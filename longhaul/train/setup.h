@@ -7,8 +7,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/config/job_config.h"
 #include "longhaul/converters/converters.h"
-#include "longhaul/models/deepseek_v3/settings.h"
-#include "longhaul/nn/module.h"
+#include "longhaul/models/deepseek_v3/model.h"
 #include "longhaul/optim/adam_w.h"
 #include "longhaul/optim/lr_schedule.h"
 
@@ -20,11 +19,12 @@ namespace longhaul::train {
 // first use of a device: cuBLAS reads its environment then.
 void set_determinism(const JobConfig& config);
 
-// What converters may ask of the job.
-converters::Properties converter_properties(const JobConfig& config);
+// What converters may ask of the job and its model.
+converters::Properties converter_properties(const JobConfig& config,
+                                            const deepseek_v3::ModelConfig& shape);
 
 // Switches on the fused kernels that the job lists. Errors name the setting and its place.
-void apply_converters(const JobConfig& config, nn::Module& model);
+void apply_converters(const JobConfig& config, deepseek_v3::Model& model);
 
 deepseek_v3::ModelSettings model_settings(const JobConfig& config, at::Device device);
 optim::AdamWConfig adam_w_config(const JobConfig& config);

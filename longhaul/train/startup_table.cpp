@@ -3,12 +3,13 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
-#include "include/longhaul/kernels.h"
 #include "longhaul/base/system.h"
 #include "longhaul/base/text.h"
 #include "longhaul/config/capability.h"
 #include "longhaul/models/deepseek_v3/flops.h"
+#include "longhaul/ops/cpu/isa.h"
 #include "longhaul/ops/matmul/matmul.h"
 
 namespace longhaul::train {
@@ -30,7 +31,7 @@ std::string fused_kernels(const nn::Module& model) {
   for (const auto& [operation, count] : modules) {
     text += fmt::format("{}{} ({} modules)", text.empty() ? "" : ", ", operation, count);
   }
-  return text + fmt::format(" on {} kernels", longhaul_kernels_isa());
+  return text + fmt::format(" on {} kernels", cpu::name_of(cpu::chosen_isa().isa));
 }
 
 class Table {
@@ -67,6 +68,15 @@ std::string indexer_text(const JobConfig& config, const deepseek_v3::Model& mode
   const bool learns = deepseek_v3::indexer_learns(shape, model.settings());
   text += learns ? fmt::format(", KL loss x {}", config.dsa.indexer_loss_coeff) : ", frozen";
   return config.dsa.hadamard ? text + ", Hadamard" : text;
+}
+
+std::string activations_text(const deepseek_v3::Recomputation& recompute) {
+  if (recompute.every == 0) return "all kept";
+  const std::string blocks =
+      recompute.every == 1 ? "every block" : fmt::format("1 block of {}", recompute.every);
+  if (recompute.saved_operators.empty()) return blocks + " computed again in the backward pass";
+  return fmt::format("{} computed again in the backward pass, but for {}", blocks,
+                     fmt::join(recompute.saved_operators, ", "));
 }
 
 std::string moe_text(const JobConfig& config, const deepseek_v3::ModelConfig& shape) {
@@ -122,6 +132,7 @@ std::string startup_table(const JobConfig& config, const ResolvedModel& resolved
                        ? "off"
                        : fmt::format("{} modules, weight {}", shape.num_nextn_predict_layers,
                                      config.mtp.loss_weight));
+  table.row("activations", activations_text(settings.recompute));
   table.row("checkpoints", config.checkpoint.enable
                                ? fmt::format("every {} steps, keep {}", config.checkpoint.interval,
                                              config.checkpoint.keep_latest_k)

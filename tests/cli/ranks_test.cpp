@@ -129,7 +129,10 @@ std::string text_of(const std::map<std::string, std::string>& set) {
   try {
     const auto found = cli::rank_environment(variables(set));
     if (!found) return "alone";
-    return fmt::format("{} of {} at {}:{}", found->rank, found->size, found->host, found->port);
+    const std::string local =
+        found->local_rank == 0 ? "" : fmt::format(" ({} here)", found->local_rank);
+    return fmt::format("{}{} of {} at {}:{}", found->rank, local, found->size, found->host,
+                       found->port);
   } catch (const UserError& error) {
     return error.what();
   }
@@ -144,9 +147,10 @@ TEST(RankEnvironment, IsWhatTheLauncherSays) {
       "3 of 8 at host:1234");
   EXPECT_EQ(text_of({{"SLURM_PROCID", "5"},
                      {"SLURM_STEP_NUM_TASKS", "16"},
+                     {"SLURM_LOCALID", "1"},
                      {"SLURM_STEP_NODELIST", "node[07-08,11]"},
                      {"SLURM_JOB_ID", "40012"}}),
-            "5 of 16 at node07:20012");
+            "5 (1 here) of 16 at node07:20012");
   EXPECT_EQ(text_of({{"SLURM_PROCID", "0"},
                      {"SLURM_STEP_NUM_TASKS", "2"},
                      {"SLURM_STEP_NODELIST", "left,right"},

@@ -57,6 +57,7 @@ TEST(Capability, EverySettingThatIsNotThere) {
       {{"--checkpoint.enable", "--checkpoint.export_dtype", "bfloat16"}, "checkpoint.export_dtype"},
       {{"--checkpoint.enable", "--checkpoint.create_seed_checkpoint"},
        "checkpoint.create_seed_checkpoint"},
+      {{"--activation_checkpoint.debug"}, "activation_checkpoint.debug"},
       {{"--activation_checkpoint.mode", "full", "--activation_checkpoint.debug"},
        "activation_checkpoint.debug"},
       {{"--profiling.enable_memory_snapshot"}, "profiling.enable_memory_snapshot"},
@@ -132,11 +133,23 @@ TEST(Capability, WhatHasNoEffectPasses) {
 }
 
 TEST(Capability, NotesNameWhatIsNotActive) {
-  EXPECT_EQ(keys_of(notes(parse_job(kData, "job.toml"))), (Strings{"activation_checkpoint.mode"}));
+  EXPECT_EQ(keys_of(notes(parse_job(kData, "job.toml"))), Strings{});
   EXPECT_EQ(keys_of(notes(parse_job(kData, "job.toml",
                                     {"--activation_checkpoint.mode", "none", "--training.dtype",
                                      "float64", "--training.mixed_precision_param", "bfloat16"}))),
             (Strings{"training.mixed_precision_param"}));
+}
+
+TEST(Capability, AttentionIsKeptOfTheFusedKernelOnly) {
+  const auto noted = [](const Strings& words) {
+    Strings all = {"--activation_checkpoint.selective_ac_option", "op"};
+    all.insert(all.end(), words.begin(), words.end());
+    return keys_of(notes(parse_job(kData, "job.toml", all)));
+  };
+  EXPECT_EQ(noted({}), Strings{"activation_checkpoint.op_sac_save_list"});
+  EXPECT_EQ(noted({"--model.converters", "rms_norm,npu_dsa"}), Strings{});
+  EXPECT_EQ(noted({"--activation_checkpoint.op_sac_save_list", "linear"}), Strings{});
+  EXPECT_EQ(noted({"--activation_checkpoint.mode", "full"}), Strings{});
 }
 
 TEST(Capability, TheRefusalNamesPlaceSettingAndRemedy) {

@@ -189,6 +189,27 @@ TEST(Load, ErrorsInAFile) {
   for (const auto& bad : cases) EXPECT_EQ(error_of(bad.text), bad.message) << bad.text;
 }
 
+TEST(Load, ErrorsOfActivationCheckpointing) {
+  const auto option = [](const std::string& value, const std::string& mode = "selective") {
+    return error_of("[activation_checkpoint]\nmode = \"" + mode + "\"\nselective_ac_option = \"" +
+                    value + "\"\n");
+  };
+  for (const std::string value :
+       {"0", "x", "-1", "", "2.5", "2x", " 2", "Op", "99999999999999999999"}) {
+    EXPECT_EQ(option(value),
+              "job.toml:3: activation_checkpoint.selective_ac_option: \"" + value +
+                  "\" is neither \"op\" nor a number n of at least 1, which recomputes every n-th "
+                  "block; to recompute none or all set activation_checkpoint.mode to \"none\" or "
+                  "\"full\"");
+    EXPECT_EQ(option(value, "full"), "no error") << "nobody reads it";
+  }
+  for (const std::string value : {"op", "1", "2", "61"}) EXPECT_EQ(option(value), "no error");
+  EXPECT_EQ(error_of("[activation_checkpoint]\nop_sac_save_list = [\"linear\", \"all_to_al\"]\n"),
+            "job.toml:2: activation_checkpoint.op_sac_save_list: \"all_to_al\" is not one of "
+            "linear, linear_by_head, grouped_matmul, flash_attention, sparse_flash_attention, "
+            "all_to_all, all_gather, reduce_scatter, all_reduce, did you mean 'all_to_all'?");
+}
+
 TEST(Load, BrokenTomlNamesTheLine) {
   for (const char* text :
        {"[training]\nsteps = \n", "[training\nsteps = 1\n", "[training]\nsteps 5\n"}) {

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "longhaul/dtensor/fake_backend.h"
 #include "longhaul/dtensor/world.h"
 
 namespace longhaul {
@@ -53,6 +55,36 @@ TEST(Fake, TakesMetaTensors) {
   group.broadcast(flags, 3).wait();
   EXPECT_EQ(world.log().total(CollectiveKind::kAllGather, "tp").bytes, 1024 * 7168 * 2);
   EXPECT_EQ(world.log().records().size(), 5u);
+}
+
+// Ends at once and counts.
+class CountingBackend : public c10d::Backend {
+ public:
+  CountingBackend() : Backend(/*rank=*/0, /*size=*/2) {}
+  const std::string getBackendName() const override { return "counting"; }
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override {
+    ++calls;
+    return dtensor::make_fake_backend(0, 2)->allreduce(tensors, options);
+  }
+  int calls = 0;
+};
+
+TEST(Transports, AreChosenByTheTensorsDevice) {
+  const auto host = c10::make_intrusive<CountingBackend>();
+  const auto device = c10::make_intrusive<CountingBackend>();
+  dtensor::CollectiveLog log;
+  const Communicator both(host, device, "dp", {0, 1}, log);
+  Tensor here = at::zeros({2}), there = at::empty({2}, at::device(at::kMeta));
+  both.all_reduce(here, Reduction::kSum).wait();
+  EXPECT_EQ(host->calls, 1);
+  EXPECT_EQ(device->calls, 0);
+  both.all_reduce(there, Reduction::kSum).wait();
+  EXPECT_EQ(host->calls, 1);
+  EXPECT_EQ(device->calls, 1);
+  const Communicator one(host, {}, "dp", {0, 1}, log);
+  one.all_reduce(there, Reduction::kSum).wait();
+  EXPECT_EQ(host->calls, 2);
 }
 
 }  // namespace

@@ -213,9 +213,11 @@ TEST(DistributedOperators, TheIndexerSelectsAndLearnsInSlices) {
   });
 }
 
-TEST(DistributedOperators, TheDenseIndexerLossAddsUpHeads) {
-  run_ranks(2, [](World& world) {
-    const Mesh mesh = DeviceMesh::make(world, {{"tp", 2}});
+// Each rank with the loss of a slice of the queries (an empty one too) and its share of the head
+// sums: neither the indexer's queries and weights nor their gradients move.
+void check_dense_loss(int ranks) {
+  run_ranks(ranks, [&](World& world) {
+    const Mesh mesh = DeviceMesh::make(world, {{"tp", ranks}});
     const Tensor q = normal({kB, kS, 3, 4}, 60), k = normal({kB, kS, 4}, 61),
                  w = normal({kB, kS, 3}, 62);
     const Tensor query = normal({kB, kS, kH, kD}, 63), key = normal({kB, kS, kD}, 64);
@@ -239,6 +241,7 @@ TEST(DistributedOperators, TheDenseIndexerLossAddsUpHeads) {
                              part(w, 1).requires_grad_()};
     const Tensor heads = part(query, 2), keys = part(key, 1);
     const auto distributed = ops::flash_attention(heads, keys, {}, doc_start(), asked);
+    world.log().clear();
     const Tensor loss_of_parts = ops::dense_indexer_kl_loss(parts,
                                                             {.query_BSHD = heads,
                                                              .key = keys,
@@ -246,12 +249,26 @@ TEST(DistributedOperators, TheDenseIndexerLossAddsUpHeads) {
                                                              .softmax_sum = distributed.softmax_sum,
                                                              .scale = 0.3},
                                                             doc_start());
-    expect_near(whole_of(loss_of_parts), loss.detach(), "loss");
-    torch::autograd::backward({dtensor::full_tensor(loss_of_parts)}, {});
+    // The indexer's keys, the attention's, and the head sums of a block in each row.
+    EXPECT_EQ(log_of(world), "all_gather all_gather reduce_scatter reduce_scatter");
+    EXPECT_EQ(text_of(dtensor::spec_of(loss_of_parts).placements), "(Partial(sum))");
+    const Tensor whole = dtensor::full_tensor(loss_of_parts);
+    expect_near(whole.detach(), loss.detach(), "loss");
+    world.log().clear();
+    torch::autograd::backward({whole}, {});
+    EXPECT_EQ(log_of(world), "reduce_scatter");  // of the keys' gradient
+    for (const auto* x : {&parts.query_BSHD, &parts.weights_BSH}) {
+      EXPECT_EQ(text_of(dtensor::spec_of(x->grad()).placements), "(Shard(1))");
+    }
     expect_near(whole_of(parts.query_BSHD.grad()), plain.query_BSHD.grad(), "d query");
     expect_near(whole_of(parts.key_BSD.grad()), plain.key_BSD.grad(), "d key");
     expect_near(whole_of(parts.weights_BSH.grad()), plain.weights_BSH.grad(), "d weights");
   });
+}
+
+TEST(DistributedOperators, TheDenseIndexerLossIsDealtOutInSlices) {
+  check_dense_loss(2);
+  check_dense_loss(4);
 }
 
 // The recipe's two rules. A replicated input times a replicated weight stays replicated; the

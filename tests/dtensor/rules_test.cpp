@@ -164,8 +164,11 @@ std::vector<Case> reduction_cases() {
       {"softmax", {{4, 6}}, [](const Inputs& x) { return at::softmax(x[0], -1); }},
       {"log_softmax", {{4, 3, 6}}, [](const Inputs& x) { return at::log_softmax(x[0], 1); }},
       {"cumsum", {{4, 6}}, [](const Inputs& x) { return x[0].cumsum(1); }},
-      // Autograd scatters its gradient into a new plain tensor.
-      {"topk", {{4, 6}}, [](const Inputs& x) { return std::get<0>(x[0].topk(2, 1)); }, false},
+      {"topk", {{4, 6}}, [](const Inputs& x) { return std::get<0>(x[0].topk(2, 1)); }},
+      {"topk of rows", {{5, 3}}, [](const Inputs& x) { return std::get<0>(x[0].topk(2, 0)) * 3; }},
+      {"max dim", {{4, 6}}, [](const Inputs& x) { return std::get<0>(x[0].max(1)); }},
+      {"min keepdim", {{4, 6}}, [](const Inputs& x) { return std::get<0>(x[0].min(0, true)); }},
+      {"sort", {{4, 6}, {4, 6}}, [](const Inputs& x) { return std::get<0>(x[0].sort(1)) * x[1]; }},
       {"layer_norm",
        {{2, 4, 6}, {6}, {6}},
        [](const Inputs& x) { return at::layer_norm(x[0], {6}, x[1], x[2], 1e-6); }},

@@ -5,6 +5,89 @@ namespace longhaul::fuzz {
 
 namespace {
 
+// The dtype, and how many rows, queries, keys and heads.
+template <typename Args>
+void common_sizes(Case& c, Args& a) {
+  c.dtype(a.dtype);
+  if constexpr (requires { a.B; }) {
+    a.B = c.batch();
+    a.S = c.queries();
+  } else {  // a block of queries of one row
+    a.S = c.size(0, c.rarely() ? 128 : 40, {-1, 129, Case::kLowest, Case::kHighest});
+  }
+  a.L = c.keys();
+  a.H = c.heads();
+}
+
+// The same of an indexer's loss or gradient, with its operands.
+template <typename Args>
+void indexer_operands(Case& c, Args& a) {
+  common_sizes(c, a);
+  a.D = c.columns();
+  int64_t queries = a.S, rows = 1;
+  if constexpr (requires { a.K; }) {
+    a.K = c.chosen_keys();
+    rows = a.B;
+    queries *= rows;
+  }
+  a.query = c.typed(queries * a.H * a.D);
+  a.key = c.typed(rows * a.L * a.D);
+  a.weights = c.floats(queries * a.H);
+  if constexpr (requires { a.indices; }) {
+    a.indices = c.indices(queries, a.K, a.L);
+  } else {
+    c.ranges(a.S, std::max<int64_t>(a.S, 1), a.L, a.first_key, a.last_key);
+  }
+}
+
+float any_scale(Case& c) { return static_cast<float>(c.number(-1, 4)) * 0.25F; }
+
+// One for all heads, or one for each.
+int64_t key_heads(Case& c, int64_t H) { return c.flip() ? 1 : c.size(H, H, {0, -1, H + 1}); }
+
+// What an attention writes.
+template <typename Args>
+void attention_results(Case& c, Args& a) {
+  const int64_t rows = a.B * a.S * a.H;
+  a.out = c.result(rows * a.V);
+  a.softmax_max = c.result_floats(rows);
+  a.softmax_sum = c.result_floats(rows);
+  if constexpr (requires { a.head_sum; }) {
+    a.head_sum = c.flip() ? c.result_floats(a.B * a.S * a.K) : nullptr;
+  }
+}
+
+// What its gradient reads and writes; `key_rows` rows of keys and, with `has_value`, of values.
+template <typename Grad>
+void attention_gradients(Case& c, Grad& g, int64_t key_rows, bool has_value) {
+  const auto& a = g.forward;
+  const int64_t rows = a.B * a.S * a.H;
+  g.d_out = c.typed(rows * a.V);
+  g.d_query = c.result(rows * a.D);
+  g.d_key = c.result(key_rows * a.D);
+  if constexpr (requires { g.d_value; }) {
+    g.d_value = has_value ? c.result(key_rows * a.V) : nullptr;
+  }
+}
+
+template <typename Grad>
+void expect_attention(Case& c, const Grad& g, int64_t key_rows) {
+  if (!c.is_tame()) return;
+  const auto& a = g.forward;
+  const int64_t rows = a.B * a.S * a.H;
+  c.expect_numbers(a.out, rows * a.V, "out");
+  c.expect_numbers(a.softmax_max, rows, "softmax_max");
+  c.expect_numbers(a.softmax_sum, rows, "softmax_sum");
+  if constexpr (requires { a.head_sum; }) {
+    if (a.head_sum) c.expect_numbers(a.head_sum, a.B * a.S * a.K, "head_sum");
+  }
+  c.expect_numbers(g.d_query, rows * a.D, "d_query");
+  c.expect_numbers(g.d_key, key_rows * a.D, "d_key");
+  if constexpr (requires { g.d_value; }) {
+    if (g.d_value) c.expect_numbers(g.d_value, key_rows * a.V, "d_value");
+  }
+}
+
 // The chosen are as many as a query sees, up to K, in ascending order; the tail is -1 and 0.
 void check_selection(const longhaul_lightning_indexer_args& a) {
   for (int64_t row = 0; row < a.B * a.S; ++row) {
@@ -48,18 +131,8 @@ void lightning_indexer(Case& c) {
 
 void lightning_indexer_grad(Case& c) {
   longhaul_lightning_indexer_grad_args a = {};
-  c.dtype(a.dtype);
-  a.B = c.batch();
-  a.S = c.queries();
-  a.L = c.keys();
-  a.H = c.heads();
-  a.D = c.columns();
-  a.K = c.chosen_keys();
+  indexer_operands(c, a);
   const int64_t queries = a.B * a.S;
-  a.query = c.typed(queries * a.H * a.D);
-  a.key = c.typed(a.B * a.L * a.D);
-  a.weights = c.floats(queries * a.H);
-  a.indices = c.indices(queries, a.K, a.L);
   a.d_scores = c.floats(queries * a.K);
   a.d_query = c.result(queries * a.H * a.D);
   a.d_key = c.result(a.B * a.L * a.D);
@@ -91,117 +164,70 @@ void sparse_head_sum(Case& c, longhaul_sparse_attention_args a) {
 void sparse_attention(Case& c) {
   longhaul_sparse_attention_grad_args g = {};
   auto& a = g.forward;
-  c.dtype(a.dtype);
-  a.B = c.batch();
-  a.S = c.queries();
-  a.L = c.keys();
-  a.H = c.heads();
+  common_sizes(c, a);
   a.V = c.columns();
   a.D = a.V + 32 * c.size(0, 2, {-1});
   a.K = c.chosen_keys();
-  a.scale = static_cast<float>(c.number(-1, 4)) * 0.25F;
-  const int64_t queries = a.B * a.S, rows = queries * a.H;
-  a.query = c.typed(rows * a.D);
-  a.key = c.typed(a.B * a.L * a.D);
-  a.indices = c.indices(queries, a.K, a.L);
-  a.out = c.result(rows * a.V);
-  a.softmax_max = c.result_floats(rows);
-  a.softmax_sum = c.result_floats(rows);
-  a.head_sum = c.flip() ? c.result_floats(queries * a.K) : nullptr;
+  a.scale = any_scale(c);
+  const int64_t keys = a.B * a.L;
+  a.query = c.typed(a.B * a.S * a.H * a.D);
+  a.key = c.typed(keys * a.D);
+  a.indices = c.indices(a.B * a.S, a.K, a.L);
+  attention_results(c, a);
   if (!c.run(longhaul_sparse_attention, longhaul_sparse_attention_workspace, a)) return;
-  g.d_out = c.typed(rows * a.V);
-  g.d_query = c.result(rows * a.D);
-  g.d_key = c.result(a.B * a.L * a.D);
+  attention_gradients(c, g, keys, /*has_value=*/false);
   c.run(longhaul_sparse_attention_grad, longhaul_sparse_attention_grad_workspace, g);
   sparse_head_sum(c, a);
-  if (!c.is_tame()) return;
-  c.expect_numbers(a.out, rows * a.V, "out");
-  c.expect_numbers(a.softmax_max, rows, "softmax_max");
-  c.expect_numbers(a.softmax_sum, rows, "softmax_sum");
-  if (a.head_sum) c.expect_numbers(a.head_sum, queries * a.K, "head_sum");
-  c.expect_numbers(g.d_query, rows * a.D, "d_query");
-  c.expect_numbers(g.d_key, a.B * a.L * a.D, "d_key");
+  expect_attention(c, g, keys);
 }
 
 void sparse_attention_expanded(Case& c) {
   longhaul_sparse_attention_expanded_grad_args g = {};
   auto& a = g.forward;
-  c.dtype(a.dtype);
-  a.B = c.batch();
-  a.S = c.queries();
-  a.L = c.keys();
-  a.H = c.heads();
+  common_sizes(c, a);
   a.D = c.columns();
   a.V = c.columns();
   a.K = c.chosen_keys();
   a.key_stride = a.D + c.size(0, 3, {-1, Case::kLowest});
   a.value_stride = a.V + c.size(0, 3, {-1, Case::kLowest});
-  a.scale = static_cast<float>(c.number(-1, 4)) * 0.25F;
-  const int64_t queries = a.B * a.S, rows = queries * a.H, key_rows = a.B * a.L * a.H;
-  a.query = c.typed(rows * a.D);
+  a.scale = any_scale(c);
+  const int64_t key_rows = a.B * a.L * a.H;
+  a.query = c.typed(a.B * a.S * a.H * a.D);
   a.key = c.typed(key_rows == 0 ? 0 : (key_rows - 1) * a.key_stride + a.D);
   a.value = c.typed(key_rows == 0 ? 0 : (key_rows - 1) * a.value_stride + a.V);
-  a.indices = c.indices(queries, a.K, a.L);
-  a.out = c.result(rows * a.V);
-  a.softmax_max = c.result_floats(rows);
-  a.softmax_sum = c.result_floats(rows);
-  a.head_sum = c.flip() ? c.result_floats(queries * a.K) : nullptr;
+  a.indices = c.indices(a.B * a.S, a.K, a.L);
+  attention_results(c, a);
   if (!c.run(longhaul_sparse_attention_expanded, longhaul_sparse_attention_expanded_workspace, a)) {
     return;
   }
-  g.d_out = c.typed(rows * a.V);
-  g.d_query = c.result(rows * a.D);
-  g.d_key = c.result(key_rows * a.D);
-  g.d_value = c.result(key_rows * a.V);
+  attention_gradients(c, g, key_rows, /*has_value=*/true);
   c.run(longhaul_sparse_attention_expanded_grad, longhaul_sparse_attention_expanded_grad_workspace,
         g);
-  if (!c.is_tame()) return;
-  c.expect_numbers(a.out, rows * a.V, "out");
-  c.expect_numbers(a.softmax_max, rows, "softmax_max");
-  c.expect_numbers(a.softmax_sum, rows, "softmax_sum");
-  if (a.head_sum) c.expect_numbers(a.head_sum, queries * a.K, "head_sum");
-  c.expect_numbers(g.d_query, rows * a.D, "d_query");
-  c.expect_numbers(g.d_key, key_rows * a.D, "d_key");
-  c.expect_numbers(g.d_value, key_rows * a.V, "d_value");
+  expect_attention(c, g, key_rows);
 }
 
 void flash_attention(Case& c) {
   longhaul_flash_attention_grad_args g = {};
   auto& a = g.forward;
-  c.dtype(a.dtype);
-  a.B = c.batch();
-  a.S = c.queries();
-  a.L = c.keys();
-  a.H = c.heads();
+  common_sizes(c, a);
   a.D = c.columns();
   const bool has_value = c.flip();
   a.V = has_value ? c.columns() : a.D - 32 * c.number(0, 2);
   c.must_be(a.V > 0);
-  a.key_heads = c.flip() ? 1 : c.size(a.H, a.H, {0, -1, a.H + 1});
-  a.scale = static_cast<float>(c.number(-1, 4)) * 0.25F;
-  const int64_t rows = a.B * a.S * a.H, key_rows = a.B * a.key_heads * a.L;
-  a.query = c.typed(rows * a.D);
+  a.key_heads = key_heads(c, a.H);
+  a.scale = any_scale(c);
+  const int64_t key_rows = a.B * a.key_heads * a.L;
+  a.query = c.typed(a.B * a.S * a.H * a.D);
   a.key = c.typed(key_rows * a.D);
   a.value = has_value ? c.typed(key_rows * a.V) : nullptr;
   c.ranges(a.B * a.S, a.S, a.L, a.first_key, a.last_key);
-  a.out = c.result(rows * a.V);
-  a.softmax_max = c.result_floats(rows);
-  a.softmax_sum = c.result_floats(rows);
+  attention_results(c, a);
   if (!c.run(longhaul_flash_attention, longhaul_flash_attention_workspace, a)) return;
-  g.d_out = c.typed(rows * a.V);
-  g.d_query = c.result(rows * a.D);
-  g.d_key = c.result(key_rows * a.D);
   const bool wrong = c.rarely();
   c.must_be(!wrong);
-  g.d_value = has_value != wrong ? c.result(key_rows * a.V) : nullptr;
+  attention_gradients(c, g, key_rows, has_value != wrong);
   if (!c.run(longhaul_flash_attention_grad, longhaul_flash_attention_grad_workspace, g)) return;
-  if (!c.is_tame()) return;
-  c.expect_numbers(a.out, rows * a.V, "out");
-  c.expect_numbers(a.softmax_max, rows, "softmax_max");
-  c.expect_numbers(a.softmax_sum, rows, "softmax_sum");
-  c.expect_numbers(g.d_query, rows * a.D, "d_query");
-  c.expect_numbers(g.d_key, key_rows * a.D, "d_key");
-  if (g.d_value) c.expect_numbers(g.d_value, key_rows * a.V, "d_value");
+  expect_attention(c, g, key_rows);
 }
 
 namespace {
@@ -221,18 +247,8 @@ void indexer_gradients(Case& c, Args& a, int64_t queries, const DKey& d_key) {
 
 void indexer_kl_loss(Case& c) {
   longhaul_indexer_kl_loss_args a = {};
-  c.dtype(a.dtype);
-  a.B = c.batch();
-  a.S = c.queries();
-  a.L = c.keys();
-  a.H = c.heads();
-  a.D = c.columns();
-  a.K = c.chosen_keys();
+  indexer_operands(c, a);
   const int64_t queries = a.B * a.S;
-  a.query = c.typed(queries * a.H * a.D);
-  a.key = c.typed(a.B * a.L * a.D);
-  a.weights = c.floats(queries * a.H);
-  a.indices = c.indices(queries, a.K, a.L);
   a.scores = c.flip() ? c.floats(queries * a.K) : nullptr;
   a.head_sum = c.floats(queries * a.K, 0);
   a.loss = c.result_floats(queries);
@@ -248,10 +264,6 @@ void indexer_kl_loss(Case& c) {
 
 namespace {
 
-int64_t some_queries(Case& c) {
-  return c.size(0, c.rarely() ? 128 : 40, {-1, 129, Case::kLowest, Case::kHighest});
-}
-
 void check_head_sum(const longhaul_attention_head_sum_args& a) {
   const int64_t Q = (a.S + 31) / 32 * 32;
   for (int64_t key = 0; key < a.L; ++key) {
@@ -266,14 +278,11 @@ void check_head_sum(const longhaul_attention_head_sum_args& a) {
 
 void attention_head_sum(Case& c) {
   longhaul_attention_head_sum_args a = {};
-  c.dtype(a.dtype);
-  a.S = some_queries(c);
-  a.L = c.keys();
-  a.H = c.heads();
+  common_sizes(c, a);
   a.D = c.columns();
-  a.key_heads = c.flip() ? 1 : c.size(a.H, a.H, {0, -1, a.H + 1});
+  a.key_heads = key_heads(c, a.H);
   a.key_head_stride = a.L * a.D + c.number(0, 3);
-  a.scale = static_cast<float>(c.number(-1, 4)) * 0.25F;
+  a.scale = any_scale(c);
   const int64_t Q = (a.S + 31) / 32 * 32;
   a.query = c.typed(a.S * a.H * a.D);
   a.key = c.typed(a.L == 0 ? 0 : (a.key_heads - 1) * a.key_head_stride + a.L * a.D);
@@ -287,16 +296,8 @@ void attention_head_sum(Case& c) {
 
 void dense_indexer_kl_loss(Case& c) {
   longhaul_dense_indexer_kl_loss_args a = {};
-  c.dtype(a.dtype);
-  a.S = some_queries(c);
-  a.L = c.keys();
-  a.H = c.heads();
-  a.D = c.columns();
+  indexer_operands(c, a);
   const int64_t Q = (a.S + 31) / 32 * 32;
-  a.query = c.typed(a.S * a.H * a.D);
-  a.key = c.typed(a.L * a.D);
-  a.weights = c.floats(a.S * a.H);
-  c.ranges(a.S, std::max<int64_t>(a.S, 1), a.L, a.first_key, a.last_key);
   float* head_sum = c.floats(a.L * Q, 0);
   for (int64_t i = 0; c.is_valid() && i < a.L * Q; ++i) {
     const int64_t key = i / Q, q = i % Q;

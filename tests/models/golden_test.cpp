@@ -5,42 +5,22 @@
 namespace longhaul::testing {
 namespace {
 
-constexpr double kLogitsTolerance = 3e-6;    // absolute
-constexpr double kGradientTolerance = 2e-6;  // of each tensor's maximum
+struct Tolerance {
+  double logits;    // absolute
+  double gradient;  // of each tensor's maximum
+};
+constexpr Tolerance kReference = {3e-6, 2e-6};
+// One more order of summing for each instruction set: 4.3e-6 was measured in logits of 4.8, where
+// neighbouring numbers are 4.8e-7 apart and the two implementations behind the files differ by
+// 2.9e-6 themselves (cross_check.json), and 2.06e-6 in one expert's gradient.
+constexpr Tolerance kFused = {5e-6, 2.5e-6};
 // Over all keys the reference's 1e-8 inside its logarithms shows, up to 4.9e-6 of a tensor's
 // maximum: tests/ops/dsa_vectors_test.cpp holds 2e-6 with the same 1e-8 added.
 constexpr double kDenseGradientTolerance = 5e-6;
 constexpr double kKlTolerance = 3e-6;  // relative
 constexpr double kLossTolerance = 3e-6;
 
-// How the model computes: the form of MLA, and which operations have their fused kernels: "none",
-// "all", or one alone.
-struct Path {
-  const char* name;
-  v3::MlaForm form;
-  std::string fused;
-};
-
-const Path kAbsorbed = {"Absorbed", v3::MlaForm::kAbsorbed, "none"};
-const Path kExpanded = {"Expanded", v3::MlaForm::kExpanded, "none"};
-const Path kFused = {"Fused", v3::MlaForm::kAbsorbed, "all"};
-const Path kFusedExpanded = {"FusedExpanded", v3::MlaForm::kExpanded, "all"};
-
-void PrintTo(const Path& path, std::ostream* out) { *out << path.name; }
-
-std::unique_ptr<v3::Model> model_on(const std::string& folder, v3::ModelSettings settings,
-                                    const Path& path) {
-  settings.mla_form = path.form;
-  auto model = golden_model(folder, settings);
-  int fused = 0;
-  for (const auto& slot : model->kernels()) {
-    if (path.fused != "all" && path.fused != slot.operation) continue;
-    *slot.kernel = ops::Kernel::kFused;
-    ++fused;
-  }
-  EXPECT_EQ(fused == 0, path.fused == "none") << "no operation " << path.fused;
-  return model;
-}
+Tolerance tolerance_of(const Path& path) { return path.fused == "none" ? kReference : kFused; }
 
 class Golden : public ::testing::TestWithParam<std::tuple<std::string, Path>> {
  protected:
@@ -49,6 +29,7 @@ class Golden : public ::testing::TestWithParam<std::tuple<std::string, Path>> {
                                    const v3::ModelSettings& settings = {}) const {
     return model_on(folder, settings, std::get<1>(GetParam()));
   }
+  Tolerance tolerance() const { return tolerance_of(std::get<1>(GetParam())); }
 };
 
 using Probed = std::map<std::string, at::Tensor>;
@@ -68,7 +49,7 @@ at::Tensor selection_mask(const at::Tensor& indices_BSK) {
 }
 
 // Every expected gradient: in full, or its norm where the file holds "norm_of.<name>".
-void expect_gradients(const Tensors& actual, const Tensors& expected) {
+void expect_gradients(const Tensors& actual, const Tensors& expected, double tolerance) {
   for (const auto& [name, value] : expected) {
     const bool only_norm = name.rfind("norm_of.", 0) == 0;
     const auto found = actual.find(only_norm ? name.substr(8) : name);
@@ -78,7 +59,7 @@ void expect_gradients(const Tensors& actual, const Tensors& expected) {
                   2e-6)
           << name;
     } else {
-      EXPECT_LT(relative_to_max(found->second, value), kGradientTolerance) << name;
+      EXPECT_LT(relative_to_max(found->second, value), tolerance) << name;
     }
   }
 }
@@ -100,7 +81,7 @@ TEST_P(Golden, ForwardEqualsTransformers) {
   ctx.probe = probe_into(probed);
   const auto hidden = model->forward(batch, ctx);
 
-  EXPECT_LT(max_difference(model->logits(hidden[0]), expected.at("logits")), kLogitsTolerance);
+  EXPECT_LT(max_difference(model->logits(hidden[0]), expected.at("logits")), tolerance().logits);
   EXPECT_NEAR(forward_losses(*model, batch, ctx).by_tower[0], expected.at("loss").item<double>(),
               kLossTolerance);
   const int64_t layers = model->config().num_hidden_layers;
@@ -137,7 +118,7 @@ TEST_P(Golden, GradientsEqualTransformersAndTorchtitan) {
   backward(forward_losses(*model, batch, ctx).total);
 
   const auto actual = gradients(*model);
-  expect_gradients(actual, expected);
+  expect_gradients(actual, expected, tolerance().gradient);
   EXPECT_EQ(expected.size(), actual.size()) << "a gradient without a counterpart";
   expect_indexer_losses(stats, forward.at("kl_per_layer"));
 }
@@ -222,25 +203,15 @@ std::string name_of(const ::testing::TestParamInfo<Golden::ParamType>& info) {
   return std::get<0>(info.param) + std::get<1>(info.param).name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, Golden,
+INSTANTIATE_TEST_SUITE_P(Reference, Golden,
                          ::testing::Combine(::testing::Values("base", "yarn"),
-                                            ::testing::Values(kAbsorbed, kExpanded, kFused,
-                                                              kFusedExpanded)),
+                                            ::testing::ValuesIn(reference_paths())),
                          name_of);
 
-// Each operation's fused kernels alone among reference operators.
-INSTANTIATE_TEST_SUITE_P(
-    Alone, Golden,
-    ::testing::Combine(::testing::Values("base", "yarn"),
-                       ::testing::Values(Path{"Dsa", v3::MlaForm::kAbsorbed, "dsa"},
-                                         Path{"DsaExpanded", v3::MlaForm::kExpanded, "dsa"},
-                                         Path{"RmsNorm", v3::MlaForm::kAbsorbed, "rms_norm"},
-                                         Path{"Rope", v3::MlaForm::kAbsorbed, "rope"},
-                                         Path{"Permute", v3::MlaForm::kAbsorbed, "permute"},
-                                         Path{"Gmm", v3::MlaForm::kAbsorbed, "gmm"},
-                                         Path{"CrossEntropy", v3::MlaForm::kAbsorbed,
-                                              "cross_entropy"})),
-    name_of);
+INSTANTIATE_TEST_SUITE_P(Fused, Golden,
+                         ::testing::Combine(::testing::Values("base", "yarn"),
+                                            ::testing::ValuesIn(fused_paths())),
+                         name_of);
 
 class GoldenMtp : public ::testing::TestWithParam<Path> {};
 
@@ -263,18 +234,21 @@ TEST_P(GoldenMtp, EqualsTorchtitan) {
   EXPECT_NEAR(losses.by_tower[0], forward.at("loss").item<double>(), kLossTolerance);
   EXPECT_NEAR(losses.by_tower[1], forward.at("mtp_loss").item<double>(), kLossTolerance);
   const auto actual = gradients(*model);
-  expect_gradients(actual, expected);
+  const Tolerance tolerance = tolerance_of(GetParam());
+  expect_gradients(actual, expected, tolerance.gradient);
   expect_indexer_losses(stats, forward.at("kl_per_layer"));
   v3::ForwardContext eval;
   eval.pass = v3::Pass::kEvaluate;
   eval.counts = ctx.counts;
   const auto hidden = model->forward(batch, eval);
-  EXPECT_LT(max_difference(model->logits(hidden[0]), forward.at("logits")), kLogitsTolerance);
-  EXPECT_LT(max_difference(model->logits(hidden[1]), forward.at("mtp_logits")), kLogitsTolerance);
+  EXPECT_LT(max_difference(model->logits(hidden[0]), forward.at("logits")), tolerance.logits);
+  EXPECT_LT(max_difference(model->logits(hidden[1]), forward.at("mtp_logits")), tolerance.logits);
 }
 
-INSTANTIATE_TEST_SUITE_P(Forms, GoldenMtp, ::testing::Values(kAbsorbed, kExpanded, kFused),
-                         [](const auto& info) { return info.param.name; });
+std::string path_name(const ::testing::TestParamInfo<Path>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Reference, GoldenMtp, ::testing::ValuesIn(reference_paths()), path_name);
+INSTANTIATE_TEST_SUITE_P(Fused, GoldenMtp, ::testing::ValuesIn(fused_paths()), path_name);
 
 TEST(GoldenRope, FrequenciesAndScale) {
   for (const std::string variant : {"base", "yarn"}) {

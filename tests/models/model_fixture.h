@@ -39,6 +39,53 @@ inline std::unique_ptr<v3::Model> golden_model(const std::string& folder,
   return model;
 }
 
+// How a model computes: the form of MLA, and which operations have their fused kernels: "none",
+// "all", or one alone.
+struct Path {
+  std::string name;
+  v3::MlaForm form;
+  std::string fused;
+};
+
+inline void PrintTo(const Path& path, std::ostream* out) { *out << path.name; }
+
+inline std::vector<Path> reference_paths() {
+  return {{"Absorbed", v3::MlaForm::kAbsorbed, "none"},
+          {"Expanded", v3::MlaForm::kExpanded, "none"}};
+}
+
+// All fused kernels together and each operation's alone among reference operators, in both forms.
+inline std::vector<Path> fused_paths() {
+  const std::pair<const char*, const char*> operations[] = {{"", "all"},
+                                                            {"Dsa", "dsa"},
+                                                            {"RmsNorm", "rms_norm"},
+                                                            {"Rope", "rope"},
+                                                            {"Permute", "permute"},
+                                                            {"Gmm", "gmm"},
+                                                            {"CrossEntropy", "cross_entropy"}};
+  std::vector<Path> paths;
+  for (const auto& [name, operation] : operations) {
+    paths.push_back({std::string("Fused") + name, v3::MlaForm::kAbsorbed, operation});
+    paths.push_back({std::string("Fused") + name + "Expanded", v3::MlaForm::kExpanded, operation});
+  }
+  return paths;
+}
+
+// A model from a reference checkpoint that computes on that path.
+inline std::unique_ptr<v3::Model> model_on(const std::string& folder, v3::ModelSettings settings,
+                                           const Path& path) {
+  settings.mla_form = path.form;
+  auto model = golden_model(folder, settings);
+  int fused = 0;
+  for (const auto& slot : model->kernels()) {
+    if (path.fused != "all" && path.fused != slot.operation) continue;
+    *slot.kernel = ops::Kernel::kFused;
+    ++fused;
+  }
+  EXPECT_EQ(fused == 0, path.fused == "none") << "no operation " << path.fused;
+  return model;
+}
+
 // A batch of plain rows: input ids, next-token labels (last ignored), positions 0, 1, ...
 inline v3::Batch plain_batch(const at::Tensor& ids_BS) {
   const auto ids = ids_BS.to(at::kLong);

@@ -48,7 +48,7 @@ TEST(Statistics, CheckpointedBlocksChangeNothing) {
     auto settings = all_losses();
     if (kernel == ops::Kernel::kFused) settings.param_dtype = settings.compute_dtype = at::kFloat;
     const auto run_with = [&](bool recompute) {
-      settings.recompute_blocks = recompute;
+      settings.recompute.every = recompute ? 1 : 0;
       const auto model = tiny_model(tiny_config(), settings);
       for (const auto& slot : model->kernels()) *slot.kernel = kernel;
       return run(*model, tiny_batch());
@@ -72,7 +72,7 @@ TEST(Statistics, CheckpointedBlocksInTheDenseWarmup) {
   auto settings = all_losses();
   settings.stage = v3::IndexerStage::kDenseWarmup;
   const auto kept = run(*tiny_model(tiny_config(), settings), tiny_batch());
-  settings.recompute_blocks = true;
+  settings.recompute.every = 1;
   const auto again = run(*tiny_model(tiny_config(), settings), tiny_batch());
   EXPECT_FALSE(kept.gradients.empty());
   EXPECT_THAT(differing(again.gradients, kept.gradients, 0.0), IsEmpty());

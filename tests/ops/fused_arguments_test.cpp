@@ -28,17 +28,19 @@ TEST_P(FusedArguments, NoWorkspaceForWhatIsRefused) {
   EXPECT_GT(longhaul_sparse_attention_workspace(&a), 0U);
   a.H = 0;
   EXPECT_EQ(longhaul_sparse_attention_workspace(&a), 0U);
-  EXPECT_STREQ(longhaul_sparse_attention(&a, nullptr), "H must be 1 to 128");
+  EXPECT_STREQ(longhaul_sparse_attention(&a, nullptr), "H: expected 1 to 128 heads, got 0");
   a = sparse_attention(GetParam());
   a.S = INT64_MIN;
   EXPECT_EQ(longhaul_sparse_attention_workspace(&a), 0U);
-  EXPECT_STREQ(longhaul_sparse_attention(&a, nullptr), "B, S and L must not be negative");
+  EXPECT_STREQ(longhaul_sparse_attention(&a, nullptr),
+               "S: expected at least 0, got -9223372036854775808");
 
   longhaul_moe_gating_top_k_args gating = {};
   gating.T = gating.k = 1;
   gating.E = 4;
   EXPECT_EQ(longhaul_moe_gating_top_k_workspace(&gating), 0U);
-  EXPECT_STREQ(longhaul_moe_gating_top_k(&gating, nullptr), "n_group must divide E");
+  EXPECT_STREQ(longhaul_moe_gating_top_k(&gating, nullptr),
+               "n_group: expected a divisor of 4 (E), got 0");
 }
 
 // By head_sum one kernel tells whether it computes the loss or the softmax.
@@ -48,9 +50,11 @@ TEST_P(FusedArguments, HeadSumIsOfTheLossAlone) {
   a.H = 2;
   a.D = 32;
   a.softmax_max = a.softmax_sum = arrays_.floats(0);
-  EXPECT_STREQ(longhaul_dense_indexer_kl_loss(&a, nullptr), "the loss needs head_sum");
+  EXPECT_STREQ(longhaul_dense_indexer_kl_loss(&a, nullptr),
+               "head_sum: expected an array for the loss, got null");
   a.head_sum = arrays_.floats(0);
-  EXPECT_STREQ(longhaul_dense_indexer_softmax(&a, nullptr), "the softmax takes no head_sum");
+  EXPECT_STREQ(longhaul_dense_indexer_softmax(&a, nullptr),
+               "head_sum: expected null for the softmax, got an array");
 }
 
 // C lets any number stand where the dtype does.
@@ -61,7 +65,9 @@ TEST(FusedDtypes, OthersAreRefused) {
   for (const int32_t other : {2, -1}) {
     std::memcpy(&a.dtype, &other, sizeof other);
     std::memcpy(&array.dtype, &other, sizeof other);
-    const char* expected = "dtype must be LONGHAUL_FLOAT32 or LONGHAUL_BFLOAT16";
+    const std::string text = "dtype: expected LONGHAUL_FLOAT32 (0) or LONGHAUL_BFLOAT16 (1), got " +
+                             std::to_string(other);
+    const char* expected = text.c_str();
     EXPECT_EQ(longhaul_sparse_attention_workspace(&a), 0U);
     EXPECT_STREQ(longhaul_sparse_attention(&a, nullptr), expected);
     EXPECT_STREQ(longhaul_sum_of_squares(&squares, nullptr), expected);

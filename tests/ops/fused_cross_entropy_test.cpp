@@ -1,12 +1,11 @@
 // The fused cross-entropy against the fp64 reference, for the instruction set that LONGHAUL_ISA
 // names (ctest runs this once for each), and what it allocates.
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "longhaul/ops/cross_entropy/cross_entropy.h"
 #include "longhaul/ops/matmul/matmul.h"
+#include "tests/ops/allocations.h"
 #include "tests/ops/fused_operator.h"
 
 namespace longhaul::testing {
@@ -174,29 +173,18 @@ TEST_P(FusedCrossEntropy, MetaTensorsHaveTheSizes) {
   expect_meta_sizes(f, {normal({6, 14}, 1, 1, dtype()), normal({30, 14}, 2, 1, at::kFloat)});
 }
 
-// The largest and the sum of what a thread allocates.
-struct Allocations : c10::MemoryReportingInfoBase {
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-    largest = std::max(largest, bytes);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t largest = 0;
-};
-
 TEST_P(FusedCrossEntropy, NoTensorOfAllLogits) {
   constexpr int64_t T = 3000, V = 16384, D = 4, kMost = int64_t{64} << 20;
   const auto hidden = normal({T, D}, 1, 1, dtype()).set_requires_grad(true);
   const auto weight = normal({V, D}, 2, 1, dtype()).set_requires_grad(true);
   ASSERT_GT(T * V * hidden.element_size(), kMost);
-  const auto seen = std::make_shared<Allocations>();
-  {
-    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, seen);
+  const int64_t largest = largest_allocation([&] {
     const auto loss =
         ops::linear_cross_entropy(hidden, weight, integers({T}, V, 3), Kernel::kFused);
     torch::autograd::grad({loss}, {hidden, weight});
-  }
-  EXPECT_GT(seen->largest, kMost / 2);  // it does see the tile
-  EXPECT_LE(seen->largest, kMost);
+  });
+  EXPECT_GT(largest, kMost / 2);  // it does see the tile
+  EXPECT_LE(largest, kMost);
 }
 
 TEST_P(FusedCrossEntropy, DifferentiatedTwiceIsRefused) {

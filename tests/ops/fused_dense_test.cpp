@@ -194,31 +194,48 @@ TEST_P(FusedDense, IndexerLossAndItsGradients) {
   }
 }
 
-// Each rank has some of the heads: head sums are added up before they are normalised.
-TEST_P(FusedDense, IndexerLossWithHeadsOnTwoRanks) {
-  const Case c{"", {{150, 30}}, 3, 64, 32, 4, 32};
+// Two ranks with some of the heads each: the loss of a slice of the queries, as short as the
+// indexer's, from head sums that are added up before they are normalised. What a rank would get
+// from the other is recorded in a first pass, whose results do not count.
+TEST_P(FusedDense, IndexerLossOfSlicesWithHeadsOnTwoRanks) {
+  const Case c{"", {{150, 300, 30}}, 3, 64, 32, 4, 32};
+  const std::vector<ops::HeadShards::Slice> slices = {{0, 290}, {290, 190}};
   const auto in = operands(c, Form::kExpanded, dtype());
   const auto index = indexer(c, dtype());
   const auto wide = index.as(at::kDouble), own = index.as(dtype());
   const auto expected =
       evaluated(wide, ops::dense_indexer_kl_loss(wide, index.starts, expected_head_sum(c, in)));
   const auto state = state_after(c, in, Kernel::kFused);
-  const auto shard = [&](int64_t from, int64_t count) {
-    const auto cut = [&](const at::Tensor& x) { return x.narrow(2, from, count); };
-    return ops::AttentionState{.query_BSHD = cut(state.query_BSHD),
-                               .key = cut(state.key),
-                               .softmax_max = cut(state.softmax_max),
-                               .softmax_sum = cut(state.softmax_sum),
-                               .scale = state.scale};
+  std::vector<std::vector<at::Tensor>> terms(2);
+  const auto loss = [&](size_t rank, size_t pass) {
+    const auto heads = [&](const at::Tensor& x) {
+      return rank == 0 ? x.narrow(2, 0, 1) : x.narrow(2, 1, 2);
+    };
+    const auto queries = [&](const at::Tensor& x) {
+      return x.narrow(1, slices[rank].first, slices[rank].count);
+    };
+    size_t round = 0;
+    const auto reduce_scatter = [&](const at::Tensor& x) {
+      const auto at_rank = static_cast<int64_t>(rank);
+      if (pass == 0) terms[rank].push_back(x.clone());
+      return pass == 0 ? x[at_rank] : x[at_rank] + terms[1 - rank].at(round++)[at_rank];
+    };
+    return ops::dense_indexer_kl_loss(
+        {queries(own.query_BSHD), own.key_BSD, queries(own.weights_BSH)},
+        {.query_BSHD = heads(state.query_BSHD),
+         .key = heads(state.key),
+         .softmax_max = heads(state.softmax_max),
+         .softmax_sum = heads(state.softmax_sum),
+         .scale = state.scale},
+        index.starts,
+        {.kernel = Kernel::kFused, .shards = ops::HeadShards{slices, rank, reduce_scatter}});
   };
-  const ops::HeadSums other(shard(1, 2), index.starts, Kernel::kFused);
-  const auto blocks = ops::query_blocks(index.starts);
-  size_t block = 0;
-  const auto all_reduce = [&](at::Tensor& sum) { sum.add_(other.of(blocks[block++])); };
-  const auto actual = evaluated(
-      own, ops::dense_indexer_kl_loss(own, shard(0, 1), index.starts,
-                                      {.kernel = Kernel::kFused, .all_reduce = all_reduce}));
-  EXPECT_EQ(block, blocks.size());
+  for (const size_t rank : {0, 1}) loss(rank, 0);
+  ASSERT_EQ(terms[0].size(), 3u);  // the longer slice has three blocks
+  for (size_t round = 0; round < 3; ++round) {
+    EXPECT_EQ(terms[0][round].sizes(), terms[1].at(round).sizes());
+  }
+  const auto actual = evaluated(own, loss(0, 1) + loss(1, 1));
   EXPECT_LT(frobenius(actual.loss, expected.loss), 3e-6);
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_LT(frobenius(actual.gradients[i], expected.gradients[i]), limit()) << i;
@@ -251,14 +268,12 @@ TEST_P(FusedDense, IndexerLossInPieces) {
     const auto cut = [&](const at::Tensor& x) { return x.detach().narrow(1, from, count); };
     auto state = state_after(c, in, Kernel::kFused);
     for (auto* x : {&state.query_BSHD, &state.softmax_max, &state.softmax_sum}) *x = cut(*x);
-    state.first_query = from;
-    const ops::HeadSums sums(state, index.starts, Kernel::kFused);
+    const auto range = ops::KeyRange(index.starts).of_queries(from, count);
+    const ops::HeadSums sums(state, range, Kernel::kFused);
     const auto piece = ops::dense_indexer_kl_gradients(
-        {cut(own.query_BSHD), own.key_BSD.detach(), cut(own.weights_BSH)}, index.starts,
+        {cut(own.query_BSHD), own.key_BSD.detach(), cut(own.weights_BSH)}, range,
         [&](const ops::QueryBlock& block) { return sums.of(block); },
-        {.kernel = Kernel::kFused,
-         .first_query = from,
-         .softmax = {cut(softmax.max_BS), cut(softmax.sum_BS)}});
+        {.kernel = Kernel::kFused, .softmax = {cut(softmax.max_BS), cut(softmax.sum_BS)}});
     loss = loss + piece.loss;
     d_key = d_key + piece.grads.key_BSD.to(at::kFloat);
     d_query.push_back(piece.grads.query_BSHD);
@@ -297,29 +312,6 @@ TEST_P(FusedDense, IndexerLossNearItsMinimum) {
   EXPECT_LT(expected, 1e-2);
   // Scores of size 10 are off by 1e-6, 1e-4 of what separates the distributions.
   EXPECT_NEAR(loss(dtype(), Kernel::kFused) / expected, 1, 1e-2);
-}
-
-// Logits of thousands: one key takes all, and maxima move far.
-TEST_P(FusedDense, LargeLogits) {
-  const Case c{"", {{160, 9}}, 3, 64, 32};
-  for (const Form form : kForms) {
-    const auto in = operands(c, form, dtype(), 1000);
-    const auto expected = attend(c, in, at::kDouble, Kernel::kReference, d_out(c));
-    const auto actual = attend(c, in, dtype(), Kernel::kFused, d_out(c));
-    // fp32 scores of 10^4 are off by 10^-3, which is the relative error of probabilities.
-    EXPECT_LT(frobenius(actual.result.out_BSHV, expected.result.out_BSHV), 1e-2);
-    for (const auto& gradient : actual.gradients) {
-      EXPECT_TRUE(gradient.isfinite().all().item<bool>());
-    }
-    const auto index = indexer(c, dtype(), 1000).as(dtype());
-    const auto loss = evaluated(
-        index, ops::dense_indexer_kl_loss(index, state_after(c, in, Kernel::kFused),
-                                          doc_start(c.documents), {.kernel = Kernel::kFused}));
-    EXPECT_TRUE(loss.loss.isfinite().item<bool>());
-    for (const auto& gradient : loss.gradients) {
-      EXPECT_TRUE(gradient.isfinite().all().item<bool>());
-    }
-  }
 }
 
 // A negative scale must not let invisible keys in.
@@ -365,50 +357,6 @@ TEST_P(FusedDense, ThreadsDoNotChangeABit) {
     }
   }
   at::set_num_threads(before);
-}
-
-TEST_P(FusedDense, WrongShapesAreErrors) {
-  const Case c{"", {{5}}, 2, 32, 32};
-  const auto in = operands(c, Form::kExpanded, dtype());
-  const auto message = [&](const at::Tensor& key, const at::Tensor& value,
-                           const at::Tensor& starts) {
-    return message_of(
-        [&] { ops::flash_attention(in[0], key, value, starts, options(c, Kernel::kFused)); });
-  };
-  const auto starts = doc_start(c.documents);
-  const auto has = [](const std::string& text, const char* part) {
-    return text.find(part) != std::string::npos;
-  };
-  EXPECT_TRUE(has(message(in[1].narrow(2, 0, 1), in[2], starts),
-                  "attention key: expected [1 x any x 2 x 32], got [1 x 5 x 1 x 32]"));
-  EXPECT_TRUE(has(message(in[1], in[2].narrow(1, 0, 4), starts),
-                  "attention value: expected [1 x 5 x 2 x any], got [1 x 4 x 2 x 32]"));
-  EXPECT_TRUE(has(message(in[1], {}, starts), "attention without a value tensor: value_dim is 32"));
-  EXPECT_TRUE(has(message(in[1], in[2], doc_start({{6}})),
-                  "attention doc_start: expected [1 x 5], got [1 x 6]"));
-  EXPECT_TRUE(has(message(in[1], in[2], starts - 1), "first_key and last_key must lie in"));
-}
-
-TEST_P(FusedDense, WrongShapesOfTheLossAreErrors) {
-  const Case c{"", {{5}}, 2, 32, 32, 3, 32};
-  const auto in = operands(c, Form::kExpanded, dtype());
-  const auto index = indexer(c, dtype()).as(dtype());
-  const auto good = state_after(c, in, Kernel::kFused);
-  const auto message = [&](const ops::AttentionState& state, const at::Tensor& starts) {
-    return message_of(
-        [&] { ops::dense_indexer_kl_loss(index, state, starts, {.kernel = Kernel::kFused}); });
-  };
-  const auto expect = [&](const std::string& text, const char* part) {
-    EXPECT_NE(text.find(part), std::string::npos) << text;
-  };
-  const auto starts = doc_start(c.documents);
-  auto state = good;
-  state.softmax_sum = good.softmax_sum.narrow(2, 0, 1);
-  expect(message(state, starts), "attention softmax_sum: expected [1 x 5 x 2], got [1 x 5 x 1]");
-  state = good;
-  state.key = good.key.narrow(1, 0, 4);
-  expect(message(state, starts), "attention key: expected [1 x 5 x 2 x 32], got [1 x 4 x 2 x 32]");
-  expect(message(good, doc_start({{6}})), "indexer loss: doc_start: expected [1 x 5], got [1 x 6]");
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, FusedDense, ::testing::Values(at::kFloat, at::kBFloat16));

@@ -129,8 +129,8 @@ TEST_P(FusedGroupedMatmul, BadInput) {
                           at::tensor(counts, at::kLong), Kernel::kFused);
     });
   };
-  EXPECT_THAT(call({6, 5}), HasSubstr("counts add up to more than M"));
-  EXPECT_THAT(call({6, -2}), HasSubstr("counts must not be negative"));
+  EXPECT_THAT(call({6, 5}), HasSubstr("counts: expected together at most"));
+  EXPECT_THAT(call({6, -2}), HasSubstr("counts[1]: expected at least 0, got -2"));
   EXPECT_THAT(call({6}), HasSubstr("1 counts"));
 }
 

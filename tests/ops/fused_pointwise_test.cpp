@@ -378,7 +378,7 @@ TEST_P(FusedPointwise, ShapesThatDoNotFit) {
       [&] {
         ops::moe_token_permute(zeros({9, 3}), order, Kernel::kFused);
       },
-      "moe_token_permute: inverse must lie in 0 .. T k - 1");
+      "moe_token_permute: inverse: expected 0 to");
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, FusedPointwise, ::testing::Values(at::kFloat, at::kBFloat16));

@@ -117,32 +117,24 @@ PartOperator sparse_loss(const Case& c) {
   };
 }
 
-// Of a dense attention with fixed operands, run by run.
+// Of a dense attention with fixed operands.
 PartOperator dense_loss(const Case& c, at::ScalarType dtype) {
   const int64_t B = c.starts().size(0), S = c.slots();
   const auto query = normal({B, S, kHeads, kWidth}, 21, 1, dtype);
   const auto key = normal({B, S, kWidth}, 22, 1, dtype);
   return [=](const Inputs& x, const Queries& q, Kernel kernel) {
     const auto type = kernel == Kernel::kReference ? x[0].scalar_type() : dtype;
-    at::Tensor loss = at::zeros({}, x[2].options().requires_grad(false));
-    for (const auto& [first, count] : q.runs) {
-      const auto own = [&, first = first, count = count](const at::Tensor& t) {
-        return t.narrow(1, first, count);
-      };
-      const Queries run = {positions_of(Part{{first, count}}), q.starts, {}};
-      const auto attended = ops::flash_attention(
-          own(query).to(type), key.to(type), {}, run.range(),
-          {.scale = kScale, .value_dim = kValues, .return_statistics = true, .kernel = kernel});
-      loss = loss + ops::dense_indexer_kl_loss({own(x[0]), x[1], own(x[2])},
-                                               {.query_BSHD = own(query).to(type),
-                                                .key = key.to(type),
-                                                .softmax_max = attended.softmax_max,
-                                                .softmax_sum = attended.softmax_sum,
-                                                .scale = kScale,
-                                                .first_query = first},
-                                               q.starts, {.kernel = kernel});
-    }
-    return loss;
+    const auto own = q.of(query).to(type), keys = key.to(type);
+    const auto attended = ops::flash_attention(
+        own, keys, {}, q.range(),
+        {.scale = kScale, .value_dim = kValues, .return_statistics = true, .kernel = kernel});
+    return ops::dense_indexer_kl_loss({q.of(x[0]), x[1], q.of(x[2])},
+                                      {.query_BSHD = own,
+                                       .key = keys,
+                                       .softmax_max = attended.softmax_max,
+                                       .softmax_sum = attended.softmax_sum,
+                                       .scale = kScale},
+                                      q.range(), {.kernel = kernel});
   };
 }
 

@@ -29,7 +29,7 @@ TEST(ExpertParallel, EqualsOneRank) { expect_same_on_all_layouts({}); }
 
 TEST(ExpertParallel, RecomputedBlocks) {
   Job job;
-  job.settings.recompute_blocks = true;
+  job.settings.recompute.every = 1;
   expect_same_on_all_layouts(job);
 }
 
@@ -121,7 +121,7 @@ TEST(ExpertParallel, PartsOfTheWhole) {
 TEST(ExpertParallel, UnderFsdp) {
   for (const bool recompute : {false, true}) {
     Job job;
-    job.settings.recompute_blocks = recompute;
+    job.settings.recompute.every = recompute ? 1 : 0;
     const Outcome expected = on_one_rank(job);
     for (RankLayout layout : kLayouts) {
       layout.fsdp = true;

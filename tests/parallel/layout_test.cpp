@@ -3,6 +3,8 @@
 // differs: 1e-10 leaves room for AdamW, which divides gradients by their size.
 #include <gmock/gmock.h>
 
+#include <set>
+
 #include "longhaul/checkpoint/checkpoint.h"
 #include "tests/parallel/layout_harness.h"
 
@@ -75,6 +77,26 @@ TEST_P(Layouts, TrainLikeOneRankInFp32) {
   expect_same(LayoutJob().run(GetParam(), fp32), one_rank(fp32), kFp32);
 }
 
+// Every axis and every kind of combination, for each time the suite runs; all of the lists above
+// are the test parallel_every_layout (label slow).
+const std::vector<Layout> kChosen = {
+    {.dp_replicate = 2},
+    {.dp_shard = 3},
+    {.cp = 2},
+    {.tp = 4},
+    {.dp_replicate = 2, .dp_shard = 2},
+    {.dp_shard = 3, .ep = 3},
+    {.cp = 2, .tp = 2},
+    {.tp = 4, .ep = 2},
+    {.dp_shard = 2, .cp = 2, .ep = 4},
+    {.dp_shard = 2, .tp = 2, .ep = 4},
+    {.dp_replicate = 2, .dp_shard = 2, .cp = 2, .ep = 2},
+    {.dp_shard = 2, .cp = 2, .tp = 2, .ep = 2},
+};
+
+INSTANTIATE_TEST_SUITE_P(Chosen, Layouts, ::testing::ValuesIn(kChosen),
+                         [](const auto& info) { return info.param.name(); });
+
 INSTANTIATE_TEST_SUITE_P(DataParallel, Layouts, ::testing::ValuesIn(kDataParallel),
                          [](const auto& info) { return info.param.name(); });
 
@@ -83,6 +105,15 @@ INSTANTIATE_TEST_SUITE_P(ContextAndExperts, Layouts, ::testing::ValuesIn(kContex
 
 INSTANTIATE_TEST_SUITE_P(Tensor, Layouts, ::testing::ValuesIn(kTensor),
                          [](const auto& info) { return info.param.name(); });
+
+TEST(LayoutLists, HaveAtLeastFortyAndTheChosenAmongThem) {
+  std::set<std::string> names;
+  for (const auto* list : {&kDataParallel, &kContextAndExperts, &kTensor}) {
+    for (const auto& layout : *list) names.insert(layout.name());
+  }
+  EXPECT_GE(names.size(), 40u);
+  for (const auto& layout : kChosen) EXPECT_EQ(names.count(layout.name()), 1u) << layout.name();
+}
 
 struct Variant {
   std::string name;
@@ -97,6 +128,8 @@ const std::vector<Variant> kVariants = {
     {"recompute", {"--activation_checkpoint.mode", "full"}},
     {"recompute_never_reshard",
      {"--activation_checkpoint.mode", "full", "--parallelism.fsdp_reshard_after_forward", "never"}},
+    {"recompute_nothing", {"--activation_checkpoint.mode", "none"}},
+    {"recompute_by_operator", {"--activation_checkpoint.selective_ac_option", "op"}},
     {"frozen_trunk", {"--dsa.stage", "dense_warmup"}},
     {"frozen_trunk_recompute",
      {"--dsa.stage", "dense_warmup", "--activation_checkpoint.mode", "full"}},
@@ -128,6 +161,20 @@ TEST_P(Variants, TrainLikeOneRank) {
 
 INSTANTIATE_TEST_SUITE_P(All, Variants, ::testing::ValuesIn(kVariants),
                          [](const auto& info) { return info.param.name; });
+
+// Where the heads are cut, too: the dense warm-up deals the indexer's loss out in slices.
+TEST(LayoutRuns, TheIndexerUnderTensorParallelism) {
+  for (const Overrides& overrides :
+       {Overrides{"--dsa.stage", "dense_warmup"},
+        Overrides{"--dsa.stage", "dense_warmup", "--activation_checkpoint.mode", "full"},
+        Overrides{"--dsa.hadamard", "true"}}) {
+    for (const Layout& layout :
+         {Layout{.tp = 4}, Layout{.cp = 2, .tp = 2}, Layout{.dp_shard = 2, .tp = 2, .ep = 2}}) {
+      SCOPED_TRACE(fmt::format("{} on {}", fmt::join(overrides, " "), layout.name()));
+      expect_same(LayoutJob().run(layout, overrides), one_rank(overrides));
+    }
+  }
+}
 
 // Over sockets, as processes would.
 TEST(LayoutRuns, TrainLikeOneRankThroughGloo) {

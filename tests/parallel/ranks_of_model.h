@@ -118,8 +118,9 @@ class RankOfModel {
     const auto own = [&](const at::Tensor& x) { return x.narrow(0, dims_.data_rank() * B, B); };
     batch_ = Rows{own(job.rows.ids), own(job.rows.labels), own(job.rows.positions)}.batch(kSlots);
     if (layout.cp > 1) {
-      const parallel::DsaContextParallel context(
-          {.group = dims_.mesh->shared_axis("cp"), .split = layout.split});
+      const parallel::DsaContextParallel context({.group = dims_.mesh->shared_axis("cp"),
+                                                  .split = layout.split,
+                                                  .device = job.settings.device});
       batch_ = context.cut(batch_);
     }
     ctx_.counts.add(batch_);
@@ -128,6 +129,7 @@ class RankOfModel {
       add_up(total, *dims_.loss);
       counts->assign(total.data_ptr<int64_t>(), total.data_ptr<int64_t>() + total.numel());
     }
+    batch_ = batch_.to(job.settings.device);
     if (layout.tp > 1) batch_ = parallel::on_tensor_mesh(batch_, dims_.tp);
     ctx_.stats = &outcome_.run.stats;
     ctx_.decisions = &decisions_;
@@ -171,6 +173,7 @@ class RankOfModel {
   const parallel::ParallelDims& dims() const { return dims_; }
   const v3::Batch& batch() const { return batch_; }
   v3::Model& model() { return *model_; }
+  v3::ForwardContext& context() { return ctx_; }
   const v3::StepStats& stats() const { return outcome_.run.stats; }
 
  private:

@@ -53,13 +53,19 @@ TEST(TensorParallel, WithoutQueryLatent) {
 
 TEST(TensorParallel, RecomputedBlocks) {
   Job job = four_heads();
-  job.settings.recompute_blocks = true;
+  job.settings.recompute.every = 1;
   expect_same_on_all_layouts(job);
 }
 
 TEST(TensorParallel, FrozenTrunk) {
   Job job = four_heads();
   job.settings.stage = v3::IndexerStage::kDenseWarmup;
+  expect_same_on_all_layouts(job);
+}
+
+TEST(TensorParallel, RotatedIndexer) {
+  Job job = four_heads();
+  job.settings.hadamard = true;
   expect_same_on_all_layouts(job);
 }
 

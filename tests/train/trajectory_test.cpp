@@ -1,5 +1,6 @@
 // 20 optimizer steps against transformers and torchtitan-npu: loss, KL of each layer and gradient
-// norm at every step, parameter norms and router biases at the end.
+// norm at every step, parameter norms and router biases at the end; with the reference operators,
+// with all converters and with each converter alone.
 #include "longhaul/checkpoint/tensor_file.h"
 #include "longhaul/ops/lightning_indexer/lightning_indexer.h"
 #include "longhaul/optim/adam_w.h"
@@ -18,6 +19,10 @@ constexpr double kLossTolerance = 3e-6;
 constexpr double kNormTolerance = 1e-6;
 // fp64 against the reference's fp32 steps: 1.0e-6 to 1.3e-6 from step 15 on, always above it.
 constexpr double kNormToleranceFp64 = 1.5e-6;
+// Fused kernels in fp32 sum in yet other orders: 1.1e-6 was measured. Where a near tie goes the
+// other way and the loss does not show it (see near_ties), the norm does: up to 1.4e-5.
+constexpr double kNormToleranceFused = 2e-6;
+constexpr double kTiedNormTolerance = 3e-5;
 constexpr double kKlTolerance = 3e-6;  // relative
 
 struct Case {
@@ -103,8 +108,8 @@ INSTANTIATE_TEST_SUITE_P(All, Trajectory,
 // with the other key of that pair the step, and all that follow, must equal the reference.
 class Stepper {
  public:
-  Stepper(const Case& c, const v3::ModelSettings& settings, bool update_bias)
-      : model_(golden_model(c.checkpoint, settings)),
+  Stepper(const Case& c, const v3::ModelSettings& settings, const Path& path, bool update_bias)
+      : model_(model_on(c.checkpoint, settings, path)),
         optimizer_(model_->parameters(), optim::AdamWConfig{}),
         update_bias_(update_bias) {}
 
@@ -188,18 +193,18 @@ class Stepper {
 // implementations after the first step, where a gradient is as small as fp32's noise.
 constexpr double kNearTie = 3e-4;
 
-class SteppedTrajectory
-    : public ::testing::TestWithParam<std::tuple<Case, v3::MlaForm, at::ScalarType>> {};
+class SteppedTrajectory : public ::testing::TestWithParam<std::tuple<Case, Path, at::ScalarType>> {
+};
 
 TEST_P(SteppedTrajectory, EqualsReference) {
-  const auto& [c, form, dtype] = GetParam();
+  const auto& [c, path, dtype] = GetParam();
   const auto golden = load_golden(c.file);
   v3::ModelSettings settings;
-  settings.mla_form = form;
   settings.param_dtype = settings.compute_dtype = dtype;
   settings.train_indexer = golden.count("kl_per_layer") == 1;
-  Stepper stepper(c, settings, c.overrides.empty());
+  Stepper stepper(c, settings, path, c.overrides.empty());
   int exchanges = 0;
+  bool tied = false;  // a near tie went the other way: the steps after it differ too
   for (int64_t i = 0; i < 20; ++i) {
     const double expected = golden.at("loss")[i].item<double>();
     double loss = stepper.forward(golden.at("batches")[i], {});
@@ -212,23 +217,38 @@ TEST_P(SteppedTrajectory, EqualsReference) {
     ASSERT_NEAR(loss, expected, kLossTolerance) << "step " << i + 1;
     const double norm = stepper.update();
     if (c.near_ties) continue;
-    EXPECT_NEAR(norm / golden.at("grad_norm")[i].item<double>(), 1,
-                dtype == at::kFloat ? kNormTolerance : kNormToleranceFp64)
-        << "step " << i + 1;
+    const double deviation = std::abs(norm / golden.at("grad_norm")[i].item<double>() - 1);
+    if (path.fused == "none") {
+      EXPECT_LT(deviation, dtype == at::kFloat ? kNormTolerance : kNormToleranceFp64)
+          << "step " << i + 1;
+      continue;
+    }
+    EXPECT_LT(deviation, kTiedNormTolerance) << "step " << i + 1;
+    if (!tied && deviation > kNormToleranceFused) {
+      v3::Decisions exchanged;
+      EXPECT_LT(stepper.exchange_nearest_pair(exchanged), kNearTie) << "step " << i + 1;
+      tied = true;
+    }
   }
   EXPECT_LE(exchanges, 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, SteppedTrajectory,
-    ::testing::Combine(::testing::ValuesIn(kCases),
-                       ::testing::Values(v3::MlaForm::kAbsorbed, v3::MlaForm::kExpanded),
-                       ::testing::Values(at::kFloat, at::kDouble)),
-    [](const auto& info) {
-      return std::get<0>(info.param).name +
-             (std::get<1>(info.param) == v3::MlaForm::kAbsorbed ? "_absorbed" : "_expanded") +
-             (std::get<2>(info.param) == at::kFloat ? "_fp32" : "_fp64");
-    });
+std::string name_of(const ::testing::TestParamInfo<SteppedTrajectory::ParamType>& info) {
+  return std::get<0>(info.param).name + "_" + std::get<1>(info.param).name +
+         (std::get<2>(info.param) == at::kFloat ? "_fp32" : "_fp64");
+}
+
+INSTANTIATE_TEST_SUITE_P(Reference, SteppedTrajectory,
+                         ::testing::Combine(::testing::ValuesIn(kCases),
+                                            ::testing::ValuesIn(reference_paths()),
+                                            ::testing::Values(at::kFloat, at::kDouble)),
+                         name_of);
+
+INSTANTIATE_TEST_SUITE_P(Fused, SteppedTrajectory,
+                         ::testing::Combine(::testing::ValuesIn(kCases),
+                                            ::testing::ValuesIn(fused_paths()),
+                                            ::testing::Values(at::kFloat)),
+                         name_of);
 
 }  // namespace
 }  // namespace longhaul::testing

@@ -141,47 +141,73 @@ Tensor sparse_indexer_kl_loss(const Tensor& query, const Tensor& key, const Tens
   })[0];
 }
 
-// The loss over the slice [first, first + n) of the queries that a rank takes, from head sums that
-// are added up over the ranks, each of which has some of the heads.
+using Axes = std::vector<const Communicator*>;
+
+// How the queries fall to the ranks of the axes, of which the first cuts the whole.
+ops::HeadShards head_shards(const Axes& axes, int64_t num_queries) {
+  ops::HeadShards shards = {
+      .slices = {{0, num_queries}}, .rank = 0, .reduce_scatter = [axes](const Tensor& terms) {
+        Tensor sums = terms;
+        for (const Communicator* axis : axes) {
+          auto sizes = sums.sizes().vec();
+          sizes[0] /= axis->size();
+          Tensor own = at::empty(sizes, sums.options());
+          axis->reduce_scatter(own, sums, Reduction::kSum).wait();
+          sums = own;
+        }
+        return sums[0];
+      }};
+  for (const Communicator* axis : axes) {
+    std::vector<ops::HeadShards::Slice> pieces;
+    for (const auto& [first, count] : shards.slices) {
+      for (int64_t i = 0; i < axis->size(); ++i) {
+        const Slice piece = slice_of(count, axis->size(), i);
+        pieces.push_back({first + piece.start, piece.length});
+      }
+    }
+    shards.slices = std::move(pieces);
+    shards.rank =
+        shards.rank * static_cast<size_t>(axis->size()) + static_cast<size_t>(axis->rank());
+  }
+  return shards;
+}
+
+// Each rank computes the loss of a slice of the queries; where it has some of the heads only, the
+// ranks give each other the head sums of their slices.
 Tensor dense_indexer_kl_loss(const Tensor& query, const Tensor& key, const Tensor& weights,
                              const Tensor& attention_query, const Tensor& attention_key,
                              const Tensor& softmax_max, const Tensor& softmax_sum, double scale,
-                             int64_t first_query, const Tensor& doc_start, int64_t kernel) {
+                             const Tensor& doc_start, const std::optional<Tensor>& last_key,
+                             int64_t kernel) {
   const Mesh& mesh = mesh_of({&query, &attention_query});
-  Placing placing(
-      mesh,
-      {query, key, weights, attention_query, attention_key, softmax_max, softmax_sum, doc_start},
-      {{}});
-  std::vector<const Communicator*> head_axes;
+  Placing placing(mesh,
+                  {query, key, weights, attention_query, attention_key, softmax_max, softmax_sum,
+                   doc_start, last_keys(doc_start, last_key)},
+                  {{}});
+  Axes head_axes;
   const bool by_head = attention_key.dim() == 4;
+  const Placement slice = cut(kSequence);
   for (size_t axis = 0; axis < placing.num_axes(); ++axis) {
     const Placement now = placement_of(attention_query, axis);
     if (now.is_shard(kHeads)) {
-      // Every rank must add up the same blocks of queries: each computes the loss of all of them.
       head_axes.push_back(&mesh->axis(static_cast<int>(axis)));
       const Placement keys = by_head ? cut(kHeads) : whole();
-      placing.place({whole(), whole(), whole(), now, keys, now, now, whole()}, {whole()});
+      placing.share({slice, whole(), slice, now, keys, now, now, whole(), whole()}, {term()});
     } else if (now.is_shard(kBatch)) {
-      placing.share({now, now, now, now, now, now, now, now}, {term()});
+      placing.share({now, now, now, now, now, now, now, now, now}, {term()});
+    } else if (head_axes.empty()) {
+      placing.share({slice, whole(), slice, slice, whole(), slice, slice, slice, slice}, {term()});
     } else {
-      placing.replicate();
+      placing.replicate();  // the slices are those of the axes with heads
     }
   }
-  ops::DenseLossOptions options{.kernel = kernel_of(kernel)};
-  if (!head_axes.empty()) {
-    options.all_reduce = [&](Tensor& sums) {
-      for (const Communicator* axis : head_axes) axis->all_reduce(sums, Reduction::kSum).wait();
-    };
-  }
   return placing.compute([&](const std::vector<Tensor>& x) {
-    return std::vector{ops::dense_indexer_kl_loss({x[0], x[1], x[2]},
-                                                  {.query_BSHD = x[3],
-                                                   .key = x[4],
-                                                   .softmax_max = x[5],
-                                                   .softmax_sum = x[6],
-                                                   .scale = scale,
-                                                   .first_query = first_query},
-                                                  x[7], options)};
+    ops::DenseLossOptions options{.kernel = kernel_of(kernel)};
+    if (!head_axes.empty()) options.shards = head_shards(head_axes, x[3].size(1));
+    return std::vector{ops::dense_indexer_kl_loss(
+        {x[0], x[1], x[2]},
+        {.query_BSHD = x[3], .key = x[4], .softmax_max = x[5], .softmax_sum = x[6], .scale = scale},
+        ops::KeyRange(x[7], x[8]), options)};
   })[0];
 }
 

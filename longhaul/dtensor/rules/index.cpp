@@ -1,5 +1,7 @@
 // Joining, gathering, scattering and looking up. The dim that is joined or indexed must be whole.
+#include <ATen/ATen.h>
 #include <c10/core/WrapDimMinimal.h>
+#include <torch/library.h>
 
 #include "longhaul/dtensor/rules/rules.h"
 
@@ -73,6 +75,21 @@ std::vector<Strategy> embedding_backward(const OpCall& call, int64_t /*ranks*/) 
     strategies.push_back({{cut(d), cut(d)}, {Placement::partial()}});
   }
   return strategies;
+}
+
+// The gradient of values that were chosen along a dim (topk, sort, max and min), at their indices;
+// autograd's own starts from zeros that are a plain tensor.
+Tensor value_selecting_reduction_backward(const Tensor& grad, int64_t dim, const Tensor& indices,
+                                          c10::SymIntArrayRef sizes, bool keepdim) {
+  const auto with_dim = [&](const Tensor& x) {
+    return keepdim || sizes.empty() ? x : x.unsqueeze(dim);
+  };
+  return grad.new_zeros(C10_AS_INTARRAYREF_SLOW(sizes))
+      .scatter(dim, with_dim(indices), with_dim(grad));
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse2, m) {
+  m.impl("value_selecting_reduction_backward", value_selecting_reduction_backward);
 }
 
 }  // namespace

@@ -177,30 +177,13 @@ ops::AttentionResult Attention::attend(const Operands& operands, const Tensor& i
 Tensor Attention::dense_indexer_loss(const ops::IndexerInputs& inputs, const Operands& operands,
                                      const ops::AttentionResult& attention,
                                      const Sequence& sequence) const {
-  const ops::AttentionState state = {.query_BSHD = operands.query,
+  return ops::dense_indexer_kl_loss(inputs,
+                                    {.query_BSHD = operands.query,
                                      .key = operands.key,
                                      .softmax_max = attention.softmax_max,
                                      .softmax_sum = attention.softmax_sum,
-                                     .scale = scale_};
-  const ops::DenseLossOptions options = {.kernel = dsa_kernel_};
-  if (sequence.cut == nullptr) {
-    return ops::dense_indexer_kl_loss(inputs, state, sequence.slots->doc_start, options);
-  }
-  Tensor sum;
-  for (const SliceRun& run : sequence.cut->runs()) {
-    const auto own = [&](const Tensor& x) { return x.narrow(1, run.slot, run.count); };
-    const Tensor loss = ops::dense_indexer_kl_loss(
-        {own(inputs.query_BSHD), inputs.key_BSD, own(inputs.weights_BSH)},
-        {.query_BSHD = own(state.query_BSHD),
-         .key = state.key,
-         .softmax_max = own(state.softmax_max),
-         .softmax_sum = own(state.softmax_sum),
-         .scale = state.scale,
-         .first_query = run.position},
-        sequence.slots->whole_doc_start, options);
-    sum = sum.defined() ? sum + loss : loss;
-  }
-  return sum;
+                                     .scale = scale_},
+                                    sequence.visible_keys(), {.kernel = dsa_kernel_});
 }
 
 Tensor Attention::attach_indexer_loss(const Tensor& out, const Tensor& sum,

@@ -37,7 +37,7 @@ Slots slots_of_depth(const Tensor& input_ids, const Tensor& labels, const Tensor
 Slots Slots::to(at::Device device) const {
   Slots moved = *this;
   for (Tensor* x : {&moved.input_ids, &moved.labels, &moved.positions, &moved.doc_start,
-                    &moved.valid, &moved.last_key, &moved.whole_doc_start}) {
+                    &moved.valid, &moved.last_key}) {
     if (x->defined()) *x = x->to(device);
   }
   return moved;

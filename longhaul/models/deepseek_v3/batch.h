@@ -21,9 +21,9 @@ struct Slots {
                      // index into the whole sequence, also of a slice
   Tensor valid;      // bool; false: padding, or (MTP) the token is missing: never attended, routed,
                      // counted
-  // Of a slice; undefined where the slots are the whole sequence.
-  Tensor last_key;         // t: each slot's index in the whole sequence, the last key that it sees
-  Tensor whole_doc_start;  // doc_start of the whole sequence
+  // Of a slice: each slot's index in the whole sequence, the last key that it sees. Undefined where
+  // the slots are the whole sequence.
+  Tensor last_key;
   int64_t num_tokens = 0;  // valid slots
   int64_t num_labels = 0;  // slots with a label
 

@@ -11,6 +11,7 @@
 #include "longhaul/models/deepseek_v3/batch.h"
 #include "longhaul/models/deepseek_v3/rope.h"
 #include "longhaul/ops/common.h"
+#include "longhaul/ops/saved_results.h"
 
 namespace longhaul::deepseek_v3 {
 
@@ -60,9 +61,11 @@ struct Sequence {
   ops::KeyRange visible_keys() const { return {slots->doc_start, slots->last_key}; }
 };
 
-// The decision at `layer`, taken by `decide` unless it is already recorded.
+// The decision at `layer`, taken by `decide` unless it is already recorded. What `decide` calls is
+// not called again by a recomputed pass, so that nothing of it is saved.
 template <typename Decide>
 Tensor decide_once(std::map<int64_t, Tensor>* recorded, int64_t layer, const Decide& decide) {
+  const ops::SavedResults::Scope nothing(nullptr, ops::SavedResults::Phase::kForward);
   if (recorded == nullptr) return decide();
   auto found = recorded->find(layer);
   if (found == recorded->end()) found = recorded->emplace(layer, decide()).first;

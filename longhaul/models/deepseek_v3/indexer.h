@@ -28,13 +28,16 @@ class Indexer : public nn::Module {
   ops::IndexerSelection select(const ops::IndexerInputs& inputs, const ops::KeyRange& visible,
                                ops::Kernel kernel) const;
 
+  // The Hadamard matrix [Di, Di] that turns queries and keys, or undefined.
+  Tensor& rotation() { return hadamard_; }
+
  private:
   Tensor rotate(const Tensor& x, const RopeTable& rope) const;
 
   int64_t heads_, head_dim_, rope_dim_, topk_;
   bool interleaved_;
   ops::Kernel rope_kernel_ = ops::Kernel::kReference;
-  Tensor hadamard_;  // [Di, Di], or undefined
+  Tensor hadamard_;
   nn::Linear wq_b_, wk_, weights_proj_;
   nn::LayerNorm k_norm_;
 };

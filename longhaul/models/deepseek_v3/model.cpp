@@ -86,6 +86,17 @@ Model::Model(const ModelConfig& config, const ModelSettings& settings)
   add_child("lm_head", lm_head_);
   add_kernel("cross_entropy", loss_kernel_);
   freeze_idle_parameters();
+  save_policy_ = save_policy();
+}
+
+ops::SavePolicy Model::save_policy() const {
+  ops::SavePolicy policy{.operators = settings_.recompute.saved_operators};
+  for (const auto& name : settings_.recompute.unsaved_linears) {
+    for (const auto& weight : block_linears(*this, name)) {
+      policy.recomputed_weights.push_back({weight.tensor->size(0), weight.tensor->size(1)});
+    }
+  }
+  return policy;
 }
 
 // A parameter that does not learn has no gradient at all, so the optimizer leaves it alone.
@@ -107,15 +118,14 @@ Sequence Model::sequence_of(const Batch& batch, size_t tower, const ForwardConte
 
 // A recomputed pass repeats the first one's choices and records nothing.
 template <typename F>
-Tensor Model::run_block(const nn::Module& block, const F& f, const std::vector<Tensor>& inputs,
+Tensor Model::run_block(const Block& block, const F& f, const std::vector<Tensor>& inputs,
                         const ForwardContext& ctx) const {
   const auto hooked = [&block, f](const std::vector<Tensor>& x, const ForwardContext& inner) {
     return block.hooked(x, [&](const std::vector<Tensor>& y) { return f(y, inner); });
   };
   const bool differentiable = at::GradMode::is_enabled() && inputs[0].requires_grad();
-  if (!settings_.recompute_blocks || ctx.pass != Pass::kTrain || !differentiable) {
-    return hooked(inputs, ctx);
-  }
+  const bool again = settings_.recompute.covers(block.layer());
+  if (!again || ctx.pass != Pass::kTrain || !differentiable) return hooked(inputs, ctx);
   const auto decisions = std::make_shared<Decisions>();
   return nn::recompute(
       [=](const std::vector<Tensor>& x, bool again) {
@@ -124,7 +134,7 @@ Tensor Model::run_block(const nn::Module& block, const F& f, const std::vector<T
         if (inner.decisions == nullptr) inner.decisions = decisions.get();
         return hooked(x, inner);
       },
-      inputs);
+      inputs, save_policy_);
 }
 
 Tensor Model::embed(const Tensor& ids) const {
@@ -193,6 +203,16 @@ std::vector<Experts*> Model::experts() {
   };
   for (auto& block : layers_) add(*block);
   for (auto& block : mtp_) add(*block);
+  return found;
+}
+
+std::vector<nn::NamedParameter> block_linears(const Model& model, const std::string& name) {
+  std::vector<nn::NamedParameter> found;
+  for (const auto& parameter : model.parameters()) {
+    const std::string path = "." + parameter.name;  // ends in ".weight"
+    if (!path.starts_with(".model.layers.") || parameter.tensor->dim() != 2) continue;
+    if (path.find("." + name + ".") != std::string::npos) found.push_back(parameter);
+  }
   return found;
 }
 

@@ -15,6 +15,7 @@
 #include "longhaul/models/deepseek_v3/settings.h"
 #include "longhaul/nn/init.h"
 #include "longhaul/nn/layers.h"
+#include "longhaul/ops/saved_results.h"
 
 namespace longhaul::deepseek_v3 {
 
@@ -24,6 +25,7 @@ class Block : public nn::Module {
   Block(int64_t layer, const ModelConfig& config, const ModelSettings& settings);
   Tensor forward(const Tensor& x_BSD, const Sequence& sequence, const ForwardContext& ctx) const;
 
+  int64_t layer() const { return layer_; }
   // The parts of a mixture-of-experts block, else nullptr.
   Router* router() { return moe_ ? &moe_->router() : nullptr; }
   Experts* experts() { return moe_ ? &moe_->experts() : nullptr; }
@@ -94,15 +96,17 @@ class Model : public nn::Module {
   // f(inputs, ctx), the forward pass of `block`, whose activations are computed again in the
   // backward pass if so set. The batch must live until then.
   template <typename F>
-  Tensor run_block(const nn::Module& block, const F& f, const std::vector<Tensor>& inputs,
+  Tensor run_block(const Block& block, const F& f, const std::vector<Tensor>& inputs,
                    const ForwardContext& ctx) const;
   Tensor embed(const Tensor& ids) const;
   Tensor normed(const nn::RMSNorm& norm, const Tensor& hidden) const;
   Sequence sequence_of(const Batch& batch, size_t tower, const ForwardContext& ctx) const;
   void freeze_idle_parameters();
+  ops::SavePolicy save_policy() const;
 
   ModelConfig config_;
   ModelSettings settings_;
+  ops::SavePolicy save_policy_;  // of recomputed blocks
   Rope rope_;
   nn::Embedding embed_tokens_;
   std::vector<std::unique_ptr<Block>> layers_;
@@ -111,6 +115,9 @@ class Model : public nn::Module {
   nn::Linear lm_head_;
   ops::Kernel loss_kernel_ = ops::Kernel::kReference;
 };
+
+// The weights of products in blocks whose module's name has the consecutive parts `name`.
+std::vector<nn::NamedParameter> block_linears(const Model& model, const std::string& name);
 
 // Which part of the whole a parameter's tensor is.
 using PartOf = std::function<nn::Part(const nn::NamedParameter&)>;

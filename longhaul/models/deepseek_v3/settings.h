@@ -4,6 +4,9 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include <string>
+#include <vector>
+
 #include "longhaul/models/deepseek_v3/model_config.h"
 #include "longhaul/nn/module.h"
 
@@ -18,6 +21,20 @@ enum class IndexerStage {
 
 // Absorbed: all heads share one key/value row of C + R; expanded: keys and values for each head.
 enum class MlaForm { kAbsorbed, kExpanded };
+
+// Activation checkpointing: blocks whose activations are not kept but computed again in the
+// backward pass. The choices of experts and keys are kept in any case (context.h).
+struct Recomputation {
+  int64_t every = 0;  // every n-th block, MTP modules counted on after the last layer; 0: none
+  // Operators whose results are kept all the same (ops/saved_results.h).
+  std::vector<std::string> saved_operators = {};
+  // Names of modules, or consecutive parts of them ("mlp.gate"): products with weights of their
+  // sizes are not among them.
+  std::vector<std::string> unsaved_linears = {};
+
+  // Whether the block of this number, from 0 on, is computed again.
+  bool covers(int64_t layer) const { return every > 0 && (layer + 1) % every == 0; }
+};
 
 struct ModelSettings {
   at::ScalarType param_dtype = at::kFloat;
@@ -37,7 +54,7 @@ struct ModelSettings {
   double z_loss_coeff = 0.0;
   bool force_load_balance = false;  // debugging: experts in turn, whatever the router says
 
-  bool recompute_blocks = false;  // activation checkpointing of whole blocks
+  Recomputation recompute;
 
   bool mtp_after_norm = false;  // MTP takes the hidden state after the final norm
   bool mtp_own_norm = false;    // each MTP module has a final norm of its own

@@ -1,17 +1,33 @@
 // What the functions of include/longhaul/kernels.h share: arguments are checked here, once, so that
-// the kernels need not. Each family of operators has a file: c_api_<family>.cpp.
+// the kernels need not, and no exception leaves them. Each family of operators has a file:
+// c_api_<family>.cpp.
 #pragma once
+
+#include <fmt/format.h>
+
+#include <exception>
+#include <string>
 
 #include "include/longhaul/kernels.h"
 #include "longhaul/ops/cpu/isa.h"
 
 namespace longhaul::cpu {
 
-inline constexpr const char* kNoDtype = "dtype must be LONGHAUL_FLOAT32 or LONGHAUL_BFLOAT16";
+// Keeps a text as the calling thread's error until its next one.
+const char* keep_error(std::string text);
 
-bool is_dtype(const longhaul_dtype& dtype);
+// "expected ..., got ...", kept.
+template <typename... Args>
+const char* wrong(fmt::format_string<Args...> format, Args&&... args) {
+  return keep_error(fmt::format(format, std::forward<Args>(args)...));
+}
 
 // All checks return null, or what is wrong. Of sizes:
+const char* check_dtype(const longhaul_dtype& dtype);
+const char* check_at_least(int64_t lowest, int64_t value, const char* name);
+const char* check_columns(int64_t value, const char* name);  // a positive multiple of 32
+const char* check_key_heads(int64_t key_heads, int64_t H);
+const char* check_block(int64_t S);  // queries of a dense loss
 const char* check_attention(int64_t B, int64_t S, int64_t L, int64_t H, int64_t D, int64_t K);
 const char* check_shape(const longhaul_sparse_attention_args& a);
 const char* check_shape(const longhaul_sparse_attention_grad_args& a);
@@ -71,37 +87,61 @@ const char* check_contents(const Args& a) {
 template <typename Args>
 const char* check_sizes(const Args& a) {
   if constexpr (requires { a.dtype; }) {
-    if (!is_dtype(a.dtype)) return kNoDtype;
+    if (const char* error = check_dtype(a.dtype)) return error;
   } else if constexpr (requires { a.forward.dtype; }) {
-    if (!is_dtype(a.forward.dtype)) return kNoDtype;
+    if (const char* error = check_dtype(a.forward.dtype)) return error;
   }
   return check_shape(a);
 }
 
 template <typename Args>
 const char* check(const Args& a) {
-  if (const char* wrong = check_sizes(a)) return wrong;
+  if (const char* error = check_sizes(a)) return error;
   return check_contents(a);
+}
+
+// What `f` returns, or the text of what it throws: kernels() does for a wrong LONGHAUL_ISA.
+template <typename F>
+const char* without_exceptions(const F& f) noexcept {
+  try {
+    return f();
+  } catch (const std::exception& error) {
+    return keep_error(error.what());
+  }
 }
 
 // None for what the kernel would refuse.
 template <typename Args>
-size_t bytes_of(const Args& a, size_t (*workspace)(const Args&)) {
-  return check_sizes(a) ? 0 : workspace(a);
+size_t bytes_of(const Args& a, size_t (*KernelTable::*workspace)(const Args&)) noexcept {
+  size_t bytes = 0;
+  without_exceptions([&] {
+    const char* error = check_sizes(a);
+    if (!error) bytes = (kernels().*workspace)(a);
+    return error;
+  });
+  return bytes;
 }
 
-// Calls the kernel if nothing is wrong; returns what is.
-template <typename Args>
-const char* run(const Args& a, void* workspace, void (*kernel)(const Args&, void*)) {
-  if (const char* wrong = check(a)) return wrong;
-  kernel(a, workspace);
-  return nullptr;
+// Calls the kernel if nothing is wrong; returns what is. `also` checks what check() does not know.
+template <typename Args, typename... Check>
+const char* run(const Args& a, void* workspace, void (*KernelTable::*kernel)(const Args&, void*),
+                const Check&... also) noexcept {
+  return without_exceptions([&]() -> const char* {
+    if (const char* error = check(a)) return error;
+    for (const char* error : std::initializer_list<const char*>{also()..., nullptr}) {
+      if (error) return error;
+    }
+    (kernels().*kernel)(a, workspace);
+    return nullptr;
+  });
 }
 template <typename Args>
-const char* run(const Args& a, void (*kernel)(const Args&)) {
-  if (const char* wrong = check(a)) return wrong;
-  kernel(a);
-  return nullptr;
+const char* run(const Args& a, void (*KernelTable::*kernel)(const Args&)) noexcept {
+  return without_exceptions([&]() -> const char* {
+    if (const char* error = check(a)) return error;
+    (kernels().*kernel)(a);
+    return nullptr;
+  });
 }
 
 }  // namespace longhaul::cpu

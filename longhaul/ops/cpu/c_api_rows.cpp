@@ -4,58 +4,62 @@
 namespace longhaul::cpu {
 
 const char* check_shape(const longhaul_rms_norm_args& a) {
-  if (a.rows < 0) return "rows must not be negative";
-  return a.D < 1 ? "D must be at least 1" : nullptr;
+  if (const char* error = check_at_least(0, a.rows, "rows")) return error;
+  return check_at_least(1, a.D, "D");
 }
 
 const char* check_shape(const longhaul_rms_norm_grad_args& a) {
-  if (a.rows < 0) return "rows must not be negative";
-  return a.D < 1 ? "D must be at least 1" : nullptr;
+  if (const char* error = check_at_least(0, a.rows, "rows")) return error;
+  return check_at_least(1, a.D, "D");
 }
 
 const char* check_shape(const longhaul_rotary_mul_args& a) {
-  if (a.T < 0 || a.H < 0) return "T and H must not be negative";
-  return a.R < 0 || a.R % 2 != 0 ? "R must be even" : nullptr;
+  if (const char* error = check_at_least(0, a.T, "T")) return error;
+  if (const char* error = check_at_least(0, a.H, "H")) return error;
+  if (a.R >= 0 && a.R % 2 == 0) return nullptr;
+  return wrong("R: expected an even number that is not negative, got {}", a.R);
 }
 
 const char* check_shape(const longhaul_swiglu_args& a) {
-  return a.rows < 0 || a.D < 0 ? "rows and D must not be negative" : nullptr;
+  if (const char* error = check_at_least(0, a.rows, "rows")) return error;
+  return check_at_least(0, a.D, "D");
 }
 
 const char* check_shape(const longhaul_swiglu_grad_args& a) {
-  return a.rows < 0 || a.D < 0 ? "rows and D must not be negative" : nullptr;
+  if (const char* error = check_at_least(0, a.rows, "rows")) return error;
+  return check_at_least(0, a.D, "D");
 }
 
 }  // namespace longhaul::cpu
 
 using longhaul::cpu::bytes_of;
-using longhaul::cpu::kernels;
+using longhaul::cpu::KernelTable;
 using longhaul::cpu::run;
 
 extern "C" {
 
 const char* longhaul_rms_norm(const longhaul_rms_norm_args* args) {
-  return run(*args, kernels().rms_norm);
+  return run(*args, &KernelTable::rms_norm);
 }
 
 size_t longhaul_rms_norm_grad_workspace(const longhaul_rms_norm_grad_args* args) {
-  return bytes_of(*args, kernels().rms_norm_grad_workspace);
+  return bytes_of(*args, &KernelTable::rms_norm_grad_workspace);
 }
 
 const char* longhaul_rms_norm_grad(const longhaul_rms_norm_grad_args* args, void* workspace) {
-  return run(*args, workspace, kernels().rms_norm_grad);
+  return run(*args, workspace, &KernelTable::rms_norm_grad);
 }
 
 const char* longhaul_rotary_mul(const longhaul_rotary_mul_args* args) {
-  return run(*args, kernels().rotary_mul);
+  return run(*args, &KernelTable::rotary_mul);
 }
 
 const char* longhaul_swiglu(const longhaul_swiglu_args* args) {
-  return run(*args, kernels().swiglu);
+  return run(*args, &KernelTable::swiglu);
 }
 
 const char* longhaul_swiglu_grad(const longhaul_swiglu_grad_args* args) {
-  return run(*args, kernels().swiglu_grad);
+  return run(*args, &KernelTable::swiglu_grad);
 }
 
 }  // extern "C"

@@ -4,21 +4,22 @@
 namespace longhaul::cpu {
 
 const char* check_shape(const longhaul_cross_entropy_args& a) {
-  return a.rows < 0 || a.V < 0 ? "rows and V must not be negative" : nullptr;
+  if (const char* error = check_at_least(0, a.rows, "rows")) return error;
+  return check_at_least(0, a.V, "V");
 }
 
 const char* check_shape(const longhaul_adam_w_args& a) {
   for (int64_t i = 0; i < a.count; ++i) {
-    if (a.parameters[i].n < 0) return "n must not be negative";
-    if (a.parameters[i].step < 1) return "step must be at least 1";
+    if (const char* error = check_at_least(0, a.parameters[i].n, "n")) return error;
+    if (const char* error = check_at_least(1, a.parameters[i].step, "step")) return error;
   }
   return nullptr;
 }
 
 const char* check_shape(const longhaul_sum_of_squares_args& a) {
   for (int64_t i = 0; i < a.count; ++i) {
-    if (!is_dtype(a.arrays[i].dtype)) return kNoDtype;
-    if (a.arrays[i].n < 0) return "n must not be negative";
+    if (const char* error = check_dtype(a.arrays[i].dtype)) return error;
+    if (const char* error = check_at_least(0, a.arrays[i].n, "n")) return error;
   }
   return nullptr;
 }
@@ -27,7 +28,8 @@ const char* check_contents(const longhaul_cross_entropy_args& a) {
   for (int64_t i = 0; i < a.rows; ++i) {
     const bool counts = a.labels[i] != -100;
     if (counts && (a.labels[i] < 0 || a.labels[i] >= a.V)) {
-      return "a label is out of bounds: neither -100 nor in 0 .. V - 1";
+      return wrong("a label is out of bounds: expected -100 or 0 to {} (V - 1), got {} in row {}",
+                   a.V - 1, a.labels[i], i);
     }
   }
   return nullptr;
@@ -36,25 +38,25 @@ const char* check_contents(const longhaul_cross_entropy_args& a) {
 }  // namespace longhaul::cpu
 
 using longhaul::cpu::bytes_of;
-using longhaul::cpu::kernels;
+using longhaul::cpu::KernelTable;
 using longhaul::cpu::run;
 
 extern "C" {
 
 const char* longhaul_cross_entropy(const longhaul_cross_entropy_args* args) {
-  return run(*args, kernels().cross_entropy);
+  return run(*args, &KernelTable::cross_entropy);
 }
 
 const char* longhaul_adam_w(const longhaul_adam_w_args* args) {
-  return run(*args, kernels().adam_w);
+  return run(*args, &KernelTable::adam_w);
 }
 
 size_t longhaul_sum_of_squares_workspace(const longhaul_sum_of_squares_args* args) {
-  return bytes_of(*args, kernels().sum_of_squares_workspace);
+  return bytes_of(*args, &KernelTable::sum_of_squares_workspace);
 }
 
 const char* longhaul_sum_of_squares(const longhaul_sum_of_squares_args* args, void* workspace) {
-  return run(*args, workspace, kernels().sum_of_squares);
+  return run(*args, workspace, &KernelTable::sum_of_squares);
 }
 
 }  // extern "C"

@@ -43,7 +43,7 @@ class KernelMemory {
       size_ = std::max(bytes, size_ + size_ / 4);
       memory_ = at::empty({size_}, at::kByte);
     }
-    const char* wrong = kernel(&args, memory_.data_ptr());
+    const char* wrong = kernel(&args, memory_.defined() ? memory_.data_ptr() : nullptr);
     LONGHAUL_CHECK(!wrong, "{}: {}", op, wrong ? wrong : "");
   }
 

@@ -6,6 +6,7 @@
 #include "longhaul/ops/flash_attention/distributed_attention.h"
 #include "longhaul/ops/flash_attention/head_sum.h"
 #include "longhaul/ops/flash_attention/operands.h"
+#include "longhaul/ops/saved_results.h"
 
 namespace longhaul::ops {
 namespace {
@@ -50,30 +51,38 @@ struct Operands {
              .softmax_sum = nullptr} {}
 };
 
+// out [B, S, H, V], softmax_max and softmax_sum [B, S, H].
+variable_list attend(const Tensor& query, const Tensor& key, const Tensor& value,
+                     const KeyRange& range, const AttentionOptions& options) {
+  const int64_t B = query.size(0), S = query.size(1), H = query.size(2);
+  const int64_t V = value.defined() ? value.size(-1) : options.value_dim;
+  const auto fp32 = query.options().dtype(at::kFloat);
+  Tensor out = at::empty({B, S, H, round_up(V, kKernelColumns)}, query.options());
+  const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
+  if (!query.is_meta() && out.numel() > 0) {
+    Operands operands(query, key, value, range, options);
+    operands.args.out = out.data_ptr();
+    operands.args.softmax_max = max.data_ptr<float>();
+    operands.args.softmax_sum = sum.data_ptr<float>();
+    run_kernel("flash_attention", longhaul_flash_attention, longhaul_flash_attention_workspace,
+               operands.args);
+  }
+  return {out.size(3) == V ? out : out.narrow(-1, 0, V).contiguous(), max, sum};
+}
+
 struct FlashAttention : torch::autograd::Function<FlashAttention> {
-  // out [B, S, H, V], softmax_max and softmax_sum [B, S, H].
+  // As attend().
   static variable_list forward(AutogradContext* ctx, const Tensor& query, const Tensor& key,
                                const std::optional<Tensor>& some_value, const KeyRange& range,
                                const AttentionOptions& options) {
     const Tensor value = some_value.value_or(Tensor());
-    const int64_t B = query.size(0), S = query.size(1), H = query.size(2);
-    const int64_t V = value.defined() ? value.size(-1) : options.value_dim;
-    const auto fp32 = query.options().dtype(at::kFloat);
-    Tensor out = at::empty({B, S, H, round_up(V, kKernelColumns)}, query.options());
-    const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
-    if (!query.is_meta() && out.numel() > 0) {
-      Operands operands(query, key, value, range, options);
-      operands.args.out = out.data_ptr();
-      operands.args.softmax_max = max.data_ptr<float>();
-      operands.args.softmax_sum = sum.data_ptr<float>();
-      run_kernel("flash_attention", longhaul_flash_attention, longhaul_flash_attention_workspace,
-                 operands.args);
-    }
-    out = out.size(3) == V ? out : out.narrow(-1, 0, V).contiguous();
+    const auto results = saved_or_computed(
+        {.op = "flash_attention"}, [&] { return attend(query, key, value, range, options); });
+    const Tensor &out = results[0], &max = results[1], &sum = results[2];
     ctx->save_for_backward({query, key, value, range.first_BS, out, max, sum, range.last_BS});
     ctx->saved_data["scale"] = options.scale;
     ctx->mark_non_differentiable({max, sum});
-    return {out, max, sum};
+    return results;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -106,20 +115,16 @@ AttentionResult fused(const Tensor& query, const Tensor& key, const Tensor& valu
                          .softmax_max = results[1],
                          .softmax_sum = results[2],
                          .scale = options.scale},
-                        range.first_BS, Kernel::kFused);
-    result.head_sum = whole_head_sum(sums, range.first_BS, at::kFloat);
+                        range, Kernel::kFused);
+    result.head_sum = whole_head_sum(sums, at::kFloat);
   }
   return result;
 }
 
 }  // namespace
 
-std::string why_no_fused_attention(const Tensor& query, const Tensor& key, const Tensor& value) {
+std::string why_no_fused_attention(const Tensor& query) {
   if (query.size(2) > 128) return "it has at most 128 heads";
-  if (key.scalar_type() != query.scalar_type() ||
-      (value.defined() && value.scalar_type() != query.scalar_type())) {
-    return "query, key and value differ in dtype";
-  }
   return why_no_cpu_kernel(query);
 }
 
@@ -172,7 +177,7 @@ AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, con
   LONGHAUL_CHECK(!options.return_head_sum || !range.last_BS.defined(),
                  "attention of some of a sequence's queries makes no head sum: see HeadSums");
   if (options.kernel == Kernel::kFused) {
-    const std::string reason = why_no_fused_attention(query_BSHD, key, value);
+    const std::string reason = why_no_fused_attention(query_BSHD);
     if (reason.empty()) return fused(query_BSHD, key, value, range, options);
     report_fallback("flash_attention", reason);
   }

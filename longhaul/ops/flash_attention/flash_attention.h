@@ -42,13 +42,12 @@ AttentionResult flash_attention(const Tensor& query_BSHD, const Tensor& key, con
                                 const KeyRange& range, const AttentionOptions& options);
 
 // An attention that has run: its operands and statistics, as flash_attention took and returned
-// them. For the sums over heads of dense attention the queries may be a range only.
+// them.
 struct AttentionState {
   Tensor query_BSHD, key;
   Tensor value = {};                // undefined: the first columns of a shared key
   Tensor softmax_max, softmax_sum;  // [B, S, H]
   double scale = 1.0;
-  int64_t first_query = 0;  // where the range begins
 };
 
 struct AttentionGradients {
@@ -61,8 +60,8 @@ struct AttentionGradients {
 AttentionGradients flash_attention_grad(const AttentionState& attention, const KeyRange& range,
                                         const Tensor& out_BSHV, const Tensor& d_out_BSHV);
 
-// Empty if the fused kernels of dense attention cover the operands; `value` may be undefined.
-std::string why_no_fused_attention(const Tensor& query, const Tensor& key, const Tensor& value);
+// Empty if the fused kernels of dense attention cover an attention with this query.
+std::string why_no_fused_attention(const Tensor& query);
 
 // The definition, in plain ATen: masked_attention with what is visible as a mask.
 AttentionResult flash_attention_reference(const Tensor& query_BSHD, const Tensor& key,
@@ -74,7 +73,8 @@ AttentionResult flash_attention_reference(const Tensor& query_BSHD, const Tensor
 AttentionResult masked_attention(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
                                  const Tensor& mask_BSS, const AttentionOptions& options);
 
-// Throws Error, naming the tensor, unless the shapes are those of the two forms above.
+// Throws Error, naming the tensor, unless the shapes are those of the two forms above and the
+// dtypes one.
 void check_attention_operands(const Tensor& query_BSHD, const Tensor& key, const Tensor& value,
                               const AttentionOptions& options);
 

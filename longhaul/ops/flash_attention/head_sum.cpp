@@ -10,8 +10,6 @@
 namespace longhaul::ops {
 namespace {
 
-constexpr int64_t kGroup = 32;  // the kernels' queries come in groups of so many
-
 // Log-probabilities before the statistics, [queries, heads, keys], of one row of the batch.
 Tensor scaled_scores(const Tensor& q_QHD, const Tensor& key, double scale) {
   const int64_t Q = q_QHD.size(0), H = q_QHD.size(1);
@@ -22,10 +20,10 @@ Tensor scaled_scores(const Tensor& q_QHD, const Tensor& key, double scale) {
   return product(q_QHD.transpose(0, 1) * scale, key.permute({1, 2, 0})).transpose(0, 1);
 }
 
-Tensor head_sum_reference(const AttentionState& a, const Tensor& doc_start, const QueryBlock& at) {
-  const Tensor hidden = visible_mask(doc_start, at).logical_not();
+Tensor head_sum_reference(const AttentionState& a, const KeyRange& range, const QueryBlock& at) {
+  const Tensor hidden = visible_mask(range, at).logical_not();
   const Tensor sum_QK = head_sum_without_mask(a, at).masked_fill_(hidden, 0);
-  return at::constant_pad_nd(sum_QK.t(), {0, round_up(at.queries, kGroup) - at.queries});
+  return at::constant_pad_nd(sum_QK.t(), {0, round_up(at.queries, kHeadSumGroup) - at.queries});
 }
 
 }  // namespace
@@ -39,32 +37,29 @@ struct HeadSums::Operands {
 Tensor head_sum_without_mask(const AttentionState& a, const QueryBlock& at) {
   const auto wide = wide_type(a.query_BSHD);
   const auto queries = [&](const Tensor& x) {
-    return x[at.row].narrow(0, at.query - a.first_query, at.queries).to(wide);
+    return x[at.row].narrow(0, at.query, at.queries).to(wide);
   };
   const Tensor key = a.key[at.row].narrow(0, at.key, at.keys).to(wide);
   const Tensor lse = queries(a.softmax_max) + queries(a.softmax_sum).log();
   return (scaled_scores(queries(a.query_BSHD), key, a.scale) - lse.unsqueeze(-1)).exp_().sum(1);
 }
 
-std::vector<QueryBlock> query_blocks(const Tensor& doc_start_BS) {
-  return query_blocks(doc_start_BS, 0, doc_start_BS.size(1));
-}
-
-std::vector<QueryBlock> query_blocks(const Tensor& doc_start_BS, int64_t first, int64_t count_all) {
-  const int64_t B = doc_start_BS.size(0), S = doc_start_BS.size(1), end = first + count_all;
-  LONGHAUL_CHECK(first >= 0 && end <= S, "queries {} to {} of {}", first, end, S);
-  const bool known = !doc_start_BS.is_meta();
-  const Tensor starts = known ? doc_start_BS.cpu().contiguous() : Tensor();
+std::vector<QueryBlock> query_blocks(const KeyRange& range, int64_t num_keys) {
+  const int64_t B = range.first_BS.size(0), S = range.first_BS.size(1);
+  const bool known = !range.first_BS.is_meta();
+  const auto on_host = [&](const Tensor& x) { return known ? x.cpu().contiguous() : Tensor(); };
+  const Tensor first = on_host(range.first_BS), last = on_host(range.last());
   std::vector<QueryBlock> blocks;
   for (int64_t row = 0; row < B; ++row) {
-    for (int64_t t = first; t < end; t += kQueryBlock) {
-      const int64_t count = std::min(kQueryBlock, end - t);
-      int64_t low = known ? S : 0, high = known ? 0 : t + count;
-      for (int64_t i = t; known && i < t + count; ++i) {
-        const int64_t start = starts.const_data_ptr<int64_t>()[row * S + i];
-        if (start > i) continue;
-        low = std::min(low, start);
-        high = i + 1;
+    for (int64_t t = 0; t < S; t += kQueryBlock) {
+      const int64_t count = std::min(kQueryBlock, S - t);
+      int64_t low = known ? num_keys : 0, high = known ? 0 : num_keys;
+      for (int64_t i = row * S + t; known && i < row * S + t + count; ++i) {
+        const int64_t from = first.const_data_ptr<int64_t>()[i];
+        const int64_t to = last.const_data_ptr<int64_t>()[i];
+        if (from > to) continue;
+        low = std::min(low, from);
+        high = std::max(high, to + 1);
       }
       if (low < high) blocks.push_back({row, t, count, low, high - low});
     }
@@ -72,31 +67,27 @@ std::vector<QueryBlock> query_blocks(const Tensor& doc_start_BS, int64_t first, 
   return blocks;
 }
 
-Tensor visible_mask(const Tensor& doc_start_BS, const QueryBlock& block) {
-  const auto options = doc_start_BS.options();
-  const Tensor key = at::arange(block.key, block.key + block.keys, options);
-  const Tensor query = at::arange(block.query, block.query + block.queries, options).unsqueeze(1);
-  const Tensor start = doc_start_BS[block.row].narrow(0, block.query, block.queries).unsqueeze(1);
-  return (key >= start).logical_and_(key <= query);
+Tensor visible_mask(const KeyRange& range, const QueryBlock& block) {
+  const BlockKeys visible(range, block);
+  const Tensor key = at::arange(block.keys, range.first_BS.options());
+  return (key >= visible.first.unsqueeze(1)).logical_and_(key <= visible.last.unsqueeze(1));
 }
 
-HeadSums::HeadSums(const AttentionState& attention, const Tensor& doc_start_BS, Kernel kernel)
-    : attention_(attention), doc_start_BS_(doc_start_BS) {
+HeadSums::HeadSums(const AttentionState& attention, const KeyRange& range, Kernel kernel)
+    : attention_(attention), range_(range.first_BS, range.last()) {
   const Tensor& q = attention.query_BSHD;
   check_dims(q, 4, "attention query");
   const int64_t B = q.size(0), S = q.size(1), H = q.size(2), D = q.size(3);
-  const int64_t L = doc_start_BS.size(1);
+  const int64_t L = range.last_BS.defined() ? attention.key.size(1) : range.first_BS.size(1);
   if (attention.key.dim() == 3) {
     check_shape(attention.key, {B, L, D}, "attention key");
   } else {
     check_shape(attention.key, {B, L, H, D}, "attention key");
   }
-  LONGHAUL_CHECK(attention.first_query >= 0 && attention.first_query + S <= L,
-                 "attention: queries {} to {}, but {} keys", attention.first_query,
-                 attention.first_query + S, L);
+  check_key_range(range, {B, S}, L, "attention doc_start");
+  check_same_dtype(attention.key, q, "attention key", "the query");
   check_shape(attention.softmax_max, {B, S, H}, "attention softmax_max");
   check_shape(attention.softmax_sum, {B, S, H}, "attention softmax_sum");
-  check_shape(doc_start_BS, {B, L}, "attention doc_start");
   if (kernel == Kernel::kReference || q.is_meta()) return;
   operands_ = std::make_unique<Operands>(
       Operands{.query_BSHD = pad_last(q, kKernelColumns),
@@ -110,15 +101,14 @@ HeadSums::~HeadSums() = default;
 
 Tensor HeadSums::of(const QueryBlock& at) const {
   const at::NoGradGuard no_grad;
-  if (!operands_) return head_sum_reference(attention_, doc_start_BS_, at);
-  const int64_t first = at.query - attention_.first_query;
-  const Tensor query = operands_->query_BSHD[at.row].narrow(0, first, at.queries);
+  if (!operands_) return head_sum_reference(attention_, range_, at);
+  const Tensor query = operands_->query_BSHD[at.row].narrow(0, at.query, at.queries);
   const Tensor key = operands_->key_BHLD[at.row].narrow(1, at.key, at.keys);
-  const BlockKeys visible(doc_start_BS_, at);
+  const BlockKeys visible(range_, at);
   const Tensor sum =
-      at::empty({at.keys, round_up(at.queries, kGroup)}, query.options().dtype(at::kFloat));
+      at::empty({at.keys, round_up(at.queries, kHeadSumGroup)}, query.options().dtype(at::kFloat));
   const auto statistics = [&](const Tensor& x) {
-    return x[at.row].narrow(0, first, at.queries).const_data_ptr<float>();
+    return x[at.row].narrow(0, at.query, at.queries).const_data_ptr<float>();
   };
   operands_->memory.run(
       "attention_head_sum", longhaul_attention_head_sum, longhaul_attention_head_sum_workspace,
@@ -140,13 +130,13 @@ Tensor HeadSums::of(const QueryBlock& at) const {
   return sum;
 }
 
-Tensor whole_head_sum(const HeadSums& sums, const Tensor& doc_start_BS, at::ScalarType dtype) {
-  const int64_t B = doc_start_BS.size(0), L = doc_start_BS.size(1);
-  const int64_t first = sums.attention().first_query, S = sums.attention().query_BSHD.size(1);
-  const Tensor whole = at::zeros({B, S, L}, doc_start_BS.options().dtype(dtype));
-  for (const QueryBlock& block : query_blocks(doc_start_BS, first, S)) {
+Tensor whole_head_sum(const HeadSums& sums, at::ScalarType dtype) {
+  const Tensor& query = sums.attention().query_BSHD;
+  const int64_t L = sums.attention().key.size(1);
+  const Tensor whole = at::zeros({query.size(0), query.size(1), L}, query.options().dtype(dtype));
+  for (const QueryBlock& block : query_blocks(sums.range(), L)) {
     whole[block.row]
-        .narrow(0, block.query - first, block.queries)
+        .narrow(0, block.query, block.queries)
         .narrow(1, block.key, block.keys)
         .copy_(sums.of(block).narrow(1, 0, block.queries).t());
   }

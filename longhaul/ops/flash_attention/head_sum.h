@@ -20,38 +20,41 @@ struct QueryBlock {
   int64_t key, keys;
 };
 
-// Blocks of kQueryBlock queries (fewer at the end of a row), without those that see no key. Of all
-// queries, or of `count` from `first` on.
-std::vector<QueryBlock> query_blocks(const Tensor& doc_start_BS);
-std::vector<QueryBlock> query_blocks(const Tensor& doc_start_BS, int64_t first, int64_t count);
+// Blocks of kQueryBlock queries (fewer at the end of a row), without those that see no key. On the
+// Meta device all keys are seen.
+std::vector<QueryBlock> query_blocks(const KeyRange& range, int64_t num_keys);
 
 // Whether each of the block's queries sees each of its keys, [queries, keys].
-Tensor visible_mask(const Tensor& doc_start_BS, const QueryBlock& block);
+Tensor visible_mask(const KeyRange& range, const QueryBlock& block);
+
+// Head sums come with their queries filled up to a multiple of this: the kernels take so many.
+inline constexpr int64_t kHeadSumGroup = 32;
 
 class HeadSums {
  public:
   // Throws Error for shapes that do not fit. The fused kernel must cover the operands.
-  HeadSums(const AttentionState& attention, const Tensor& doc_start_BS, Kernel kernel);
+  HeadSums(const AttentionState& attention, const KeyRange& range, Kernel kernel);
   ~HeadSums();
   HeadSums(const HeadSums&) = delete;
   HeadSums& operator=(const HeadSums&) = delete;
 
-  // [keys, Q] in fp32 (fp64 for fp64), Q = queries rounded up to a multiple of 32; 0 where a query
-  // does not see the key or is not there.
+  // [keys, Q] in fp32 (fp64 for fp64), Q = queries rounded up to a multiple of kHeadSumGroup; 0
+  // where a query does not see the key or is not there.
   Tensor of(const QueryBlock& block) const;
 
   const AttentionState& attention() const { return attention_; }
+  const KeyRange& range() const { return range_; }
 
  private:
   struct Operands;  // of the fused kernel
 
   AttentionState attention_;
-  Tensor doc_start_BS_;
+  KeyRange range_;
   std::unique_ptr<Operands> operands_;
 };
 
 // All blocks together, [B, S, keys]: of the attention's queries by all keys.
-Tensor whole_head_sum(const HeadSums& sums, const Tensor& doc_start_BS, at::ScalarType dtype);
+Tensor whole_head_sum(const HeadSums& sums, at::ScalarType dtype);
 
 // By definition, and of every key: [queries, keys].
 Tensor head_sum_without_mask(const AttentionState& attention, const QueryBlock& block);

@@ -16,9 +16,9 @@ inline at::Tensor keys_by_head(const at::Tensor& x) {
 struct BlockKeys {
   at::Tensor first, last;  // int64 [queries]
 
-  BlockKeys(const at::Tensor& doc_start_BS, const QueryBlock& at)
-      : first(doc_start_BS[at.row].narrow(0, at.query, at.queries) - at.key),
-        last(at::arange(at.query, at.query + at.queries, doc_start_BS.options()) - at.key) {}
+  BlockKeys(const KeyRange& range, const QueryBlock& at)
+      : first(range.first_BS[at.row].narrow(0, at.query, at.queries) - at.key),
+        last(range.last()[at.row].narrow(0, at.query, at.queries) - at.key) {}
 };
 
 }  // namespace longhaul::ops

@@ -120,6 +120,7 @@ void check_attention_operands(const Tensor& q, const Tensor& key, const Tensor& 
   } else {
     check_shape(key, {B, kAnySize, H, D}, "attention key");
   }
+  check_same_dtype(key, q, "attention key", "the query");
   if (!value.defined()) {
     LONGHAUL_CHECK(key.dim() == 3 && options.value_dim >= 1 && options.value_dim <= D,
                    "attention without a value tensor: value_dim is {}, the key is {}; the values "
@@ -130,6 +131,7 @@ void check_attention_operands(const Tensor& q, const Tensor& key, const Tensor& 
   } else {
     check_shape(value, {B, key.size(1), H, kAnySize}, "attention value");
   }
+  if (value.defined()) check_same_dtype(value, q, "attention value", "the query");
 }
 
 void check_attention_grad(const AttentionState& attention, const Tensor& out_BSHV,

@@ -4,6 +4,7 @@
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/cpu/tensors.h"
+#include "longhaul/ops/saved_results.h"
 
 namespace longhaul::ops {
 namespace {
@@ -53,7 +54,8 @@ struct FusedGroupedMatmul : torch::autograd::Function<FusedGroupedMatmul> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const Tensor& counts) {
     ctx->save_for_backward({x, weight, counts});
-    return products(x, weight, counts, /*transposed=*/false);
+    return saved_or_computed({.op = "grouped_matmul"},
+                             [&] { return products(x, weight, counts, /*transposed=*/false); });
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {

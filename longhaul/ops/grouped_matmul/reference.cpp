@@ -4,6 +4,7 @@
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/grouped_matmul/grouped_matmul.h"
 #include "longhaul/ops/matmul/matmul.h"
+#include "longhaul/ops/saved_results.h"
 
 namespace longhaul::ops {
 namespace {
@@ -77,7 +78,9 @@ struct GroupedMatmul : torch::autograd::Function<GroupedMatmul> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                         const Tensor& counts) {
     ctx->save_for_backward({x, weight, counts});
-    return by_group(x, weight.transpose(1, 2), groups_of(counts, x.size(0)));
+    return saved_or_computed({.op = "grouped_matmul"}, [&] {
+      return by_group(x, weight.transpose(1, 2), groups_of(counts, x.size(0)));
+    });
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {

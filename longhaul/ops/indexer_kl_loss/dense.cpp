@@ -1,5 +1,5 @@
-// The loss over all visible keys, block by block of queries: the head sum of a block, the reduction
-// over ranks, the block's loss and gradients.
+// The loss over all visible keys, block by block of queries: the head sum of a block, where heads
+// lie on several ranks the sum over these, the block's loss and gradients.
 #include <ATen/ATen.h>
 
 #include "longhaul/ops/common.h"
@@ -13,9 +13,8 @@ namespace {
 // Adds up the loss and the gradients of the blocks in the reference.
 class ReferenceLoss {
  public:
-  ReferenceLoss(const IndexerInputs& in, const Tensor& doc_start, int64_t first_query,
-                bool with_grads)
-      : in_(in), doc_start_BS_(doc_start), first_query_(first_query), with_grads_(with_grads) {
+  ReferenceLoss(const IndexerInputs& in, const KeyRange& range, bool with_grads)
+      : in_(in), range_(range), with_grads_(with_grads) {
     const auto wide = in.query_BSHD.options().dtype(wide_type(in.query_BSHD));
     loss_ = at::zeros({}, wide);
     if (!with_grads) return;
@@ -26,7 +25,7 @@ class ReferenceLoss {
 
   void add(const QueryBlock& at, const Tensor& head_sum) {
     const auto queries = [&](const Tensor& x) {
-      return x.narrow(0, at.row, 1).narrow(1, at.query - first_query_, at.queries);
+      return x.narrow(0, at.row, 1).narrow(1, at.query, at.queries);
     };
     const auto keys = [&](const Tensor& x) {
       return x.narrow(0, at.row, 1).narrow(1, at.key, at.keys);
@@ -34,7 +33,7 @@ class ReferenceLoss {
     const Tensor of_queries = head_sum.narrow(1, 0, at.queries).t().unsqueeze(0);
     const KlBlock block = dense_kl_of_block_reference(
         {queries(in_.query_BSHD), keys(in_.key_BSD), queries(in_.weights_BSH)}, of_queries,
-        visible_mask(doc_start_BS_, at).unsqueeze(0), with_grads_);
+        visible_mask(range_, at).unsqueeze(0), with_grads_);
     loss_.add_(block.gradients.loss);
     if (!with_grads_) return;
     queries(d_query_).copy_(block.gradients.grads.query_BSHD);
@@ -49,8 +48,7 @@ class ReferenceLoss {
 
  private:
   const IndexerInputs& in_;
-  Tensor doc_start_BS_;
-  int64_t first_query_;
+  KeyRange range_;
   bool with_grads_;
   Tensor loss_, d_query_, d_key_, d_weights_;
 };
@@ -58,16 +56,15 @@ class ReferenceLoss {
 // What the CPU kernel reads of a block, padded.
 class KernelOperands {
  public:
-  KernelOperands(const IndexerInputs& in, const Tensor& doc_start, int64_t first_query)
+  KernelOperands(const IndexerInputs& in, const KeyRange& range)
       : query_BSHD(pad_last(in.query_BSHD, kKernelColumns)),
         key_BSD(pad_last(in.key_BSD, kKernelColumns)),
         weights_BSH(in.weights_BSH.to(at::kFloat).contiguous()),
-        doc_start_BS_(doc_start),
-        first_query_(first_query) {}
+        range_(range.first_BS, range.last()) {}
 
   // Of a block's queries, and of its keys.
   Tensor queries(const Tensor& x, const QueryBlock& at) const {
-    return x[at.row].narrow(0, at.query - first_query_, at.queries);
+    return x[at.row].narrow(0, at.query, at.queries);
   }
   Tensor keys(const Tensor& x, const QueryBlock& at) const {
     return x[at.row].narrow(0, at.key, at.keys);
@@ -76,7 +73,7 @@ class KernelOperands {
   // run(args) with all that is read but the head sum.
   template <typename F>
   void with_args(const QueryBlock& at, const F& run) const {
-    const BlockKeys visible(doc_start_BS_, at);
+    const BlockKeys visible(range_, at);
     const Tensor query = queries(query_BSHD, at);
     run(longhaul_dense_indexer_kl_loss_args{
         .dtype = kernel_dtype(query),
@@ -101,16 +98,15 @@ class KernelOperands {
   const Tensor query_BSHD, key_BSD, weights_BSH;
 
  private:
-  Tensor doc_start_BS_;
-  int64_t first_query_;
+  KeyRange range_;
 };
 
 // The same with the CPU kernel.
 class FusedLoss {
  public:
-  FusedLoss(const IndexerInputs& in, const Tensor& doc_start, int64_t first_query,
-            const IndexerSoftmax& softmax, bool with_grads)
-      : in_(in), operands_(in, doc_start, first_query) {
+  FusedLoss(const IndexerInputs& in, const KeyRange& range, const IndexerSoftmax& softmax,
+            bool with_grads)
+      : in_(in), operands_(in, range) {
     if (softmax.max_BS.defined()) {
       softmax_ = {softmax.max_BS.to(at::kFloat).contiguous(),
                   softmax.sum_BS.to(at::kFloat).contiguous()};
@@ -169,26 +165,95 @@ KlGradients add_blocks(Loss loss, const std::vector<QueryBlock>& blocks,
   return loss.result();
 }
 
-KlGradients compute(const IndexerInputs& in, const Tensor& doc_start, const HeadSumOf& head_sum_of,
+KlGradients compute(const IndexerInputs& in, const KeyRange& range, const HeadSumOf& head_sum_of,
                     const DenseGradientsOptions& options, bool with_grads) {
-  const int64_t first = options.first_query;
-  const auto blocks = query_blocks(doc_start, first, in.query_BSHD.size(1));
+  const auto blocks = query_blocks(range, in.key_BSD.size(1));
   if (options.kernel == Kernel::kFused) {
-    return add_blocks(FusedLoss(in, doc_start, first, options.softmax, with_grads), blocks,
-                      head_sum_of);
+    return add_blocks(FusedLoss(in, range, options.softmax, with_grads), blocks, head_sum_of);
   }
-  return add_blocks(ReferenceLoss(in, doc_start, first, with_grads), blocks, head_sum_of);
+  return add_blocks(ReferenceLoss(in, range, with_grads), blocks, head_sum_of);
 }
 
-IndexerSoftmax softmax_reference(const IndexerInputs& in, const Tensor& doc_start) {
+// The head sums of a slice of the queries, over all ranks' heads. In each round the ranks make a
+// block of each slice, so that they are busy with the losses of their own at the same time.
+class SharedHeadSums {
+ public:
+  SharedHeadSums(const HeadSums& own_heads, const HeadShards& shards)
+      : own_heads_(own_heads), shards_(shards) {
+    const int64_t num_keys = own_heads.attention().key.size(1);
+    for (const auto& slice : shards.slices) {
+      blocks_.push_back(
+          query_blocks(own_heads.range().of_queries(slice.first, slice.count), num_keys));
+      for (QueryBlock& block : blocks_.back()) block.query += slice.first;
+      rounds_ = std::max(rounds_, blocks_.back().size());
+    }
+  }
+
+  // Of the next block of this rank's slice.
+  Tensor next() {
+    const QueryBlock& own = blocks_[shards_.rank][round_];
+    return add_up().narrow(0, 0, own.keys).narrow(1, 0, round_up(own.queries, kHeadSumGroup));
+  }
+  // The rounds for which only other slices have blocks.
+  void finish() {
+    while (round_ < rounds_) add_up();
+  }
+
+ private:
+  Tensor add_up() {
+    std::vector<Tensor> sums(blocks_.size());
+    int64_t keys = 0, queries = 0;
+    for (size_t rank = 0; rank < sums.size(); ++rank) {
+      if (round_ >= blocks_[rank].size()) continue;
+      sums[rank] = own_heads_.of(blocks_[rank][round_]);
+      keys = std::max(keys, sums[rank].size(0));
+      queries = std::max(queries, sums[rank].size(1));
+    }
+    const auto& attention = own_heads_.attention();
+    const Tensor terms =
+        at::zeros({static_cast<int64_t>(sums.size()), keys, queries},
+                  attention.query_BSHD.options().dtype(wide_type(attention.query_BSHD)));
+    for (size_t rank = 0; rank < sums.size(); ++rank) {
+      if (!sums[rank].defined()) continue;
+      terms[static_cast<int64_t>(rank)]
+          .narrow(0, 0, sums[rank].size(0))
+          .narrow(1, 0, sums[rank].size(1))
+          .copy_(sums[rank]);
+    }
+    ++round_;
+    return shards_.reduce_scatter(terms);
+  }
+
+  const HeadSums& own_heads_;
+  const HeadShards& shards_;
+  std::vector<std::vector<QueryBlock>> blocks_;  // by rank, of the attention's queries
+  size_t round_ = 0, rounds_ = 0;
+};
+
+KeyRange own_queries(const KeyRange& range, const HeadShards& shards) {
+  const auto& [first, count] = shards.slices.at(shards.rank);
+  return range.of_queries(first, count);
+}
+
+KlGradients compute_own_slice(const IndexerInputs& in, const HeadSums& own_heads,
+                              const HeadShards& shards, Kernel kernel, bool with_grads) {
+  SharedHeadSums sums(own_heads, shards);
+  const auto result = compute(
+      in, own_queries(own_heads.range(), shards), [&](const QueryBlock&) { return sums.next(); },
+      {.kernel = kernel, .softmax = {}}, with_grads);
+  sums.finish();
+  return result;
+}
+
+IndexerSoftmax softmax_reference(const IndexerInputs& in, const KeyRange& range) {
   const auto wide = in.query_BSHD.options().dtype(wide_type(in.query_BSHD));
-  const IndexerSoftmax softmax = {at::zeros(doc_start.sizes(), wide),
-                                  at::zeros(doc_start.sizes(), wide)};
-  for (const QueryBlock& at : query_blocks(doc_start)) {
+  const IndexerSoftmax softmax = {at::zeros(range.first_BS.sizes(), wide),
+                                  at::zeros(range.first_BS.sizes(), wide)};
+  for (const QueryBlock& at : query_blocks(range, in.key_BSD.size(1))) {
     const auto queries = [&](const Tensor& x) {
       return x.narrow(0, at.row, 1).narrow(1, at.query, at.queries);
     };
-    const Tensor mask = visible_mask(doc_start, at), some = mask.any(-1);
+    const Tensor mask = visible_mask(range, at), some = mask.any(-1);
     const Tensor scores =
         indexer_scores(queries(in.query_BSHD),
                        in.key_BSD.narrow(0, at.row, 1).narrow(1, at.key, at.keys),
@@ -201,13 +266,13 @@ IndexerSoftmax softmax_reference(const IndexerInputs& in, const Tensor& doc_star
   return softmax;
 }
 
-IndexerSoftmax softmax_fused(const IndexerInputs& in, const Tensor& doc_start) {
+IndexerSoftmax softmax_fused(const IndexerInputs& in, const KeyRange& range) {
   const auto fp32 = in.query_BSHD.options().dtype(at::kFloat);
-  const IndexerSoftmax softmax = {at::zeros(doc_start.sizes(), fp32),
-                                  at::zeros(doc_start.sizes(), fp32)};
-  const KernelOperands operands(in, doc_start, /*first_query=*/0);
+  const IndexerSoftmax softmax = {at::zeros(range.first_BS.sizes(), fp32),
+                                  at::zeros(range.first_BS.sizes(), fp32)};
+  const KernelOperands operands(in, range);
   KernelMemory memory;
-  for (const QueryBlock& at : query_blocks(doc_start)) {
+  for (const QueryBlock& at : query_blocks(range, in.key_BSD.size(1))) {
     operands.with_args(at, [&](longhaul_dense_indexer_kl_loss_args args) {
       args.softmax_max = operands.queries(softmax.max_BS, at).data_ptr<float>();
       args.softmax_sum = operands.queries(softmax.sum_BS, at).data_ptr<float>();
@@ -223,8 +288,7 @@ AttentionState detached(const AttentionState& a) {
           .key = a.key.detach(),
           .softmax_max = a.softmax_max.detach(),
           .softmax_sum = a.softmax_sum.detach(),
-          .scale = a.scale,
-          .first_query = a.first_query};
+          .scale = a.scale};
 }
 
 // The wanted kernel, or the reference where `reason` says why not.
@@ -238,54 +302,50 @@ Kernel usable(Kernel wanted, const IndexerInputs& in, const std::string& reason)
 std::string why_not_fused(const IndexerInputs& in, const AttentionState& attention) {
   const std::string reason = why_no_fused_indexer_grad(in);
   if (!reason.empty()) return reason;
-  return why_no_fused_attention(attention.query_BSHD, attention.key, {});
+  return why_no_fused_attention(attention.query_BSHD);
 }
 
-// Throws Error unless the indexer's queries from first_query on, its keys and documents fit.
-void check_dense(const IndexerInputs& in, const Tensor& doc_start_BS, int64_t first_query) {
+// Throws Error unless the indexer's queries, its keys and what they see fit.
+void check_dense(const IndexerInputs& in, const KeyRange& range) {
   check_indexer_inputs(in);
-  const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1), L = in.key_BSD.size(1);
-  check_shape(doc_start_BS, {B, L}, "indexer loss: doc_start");
-  LONGHAUL_CHECK(first_query >= 0 && first_query + S <= L,
-                 "indexer loss: queries {} to {}, but {} keys", first_query, first_query + S, L);
+  check_key_range(range, in.query_BSHD.sizes().slice(0, 2), in.key_BSD.size(1),
+                  "indexer loss: doc_start");
 }
 
 }  // namespace
 
 Tensor dense_indexer_kl_loss(const IndexerInputs& indexer, const AttentionState& attention,
-                             const Tensor& doc_start_BS, const DenseLossOptions& options) {
+                             const KeyRange& range, const DenseLossOptions& options) {
   if (is_distributed_tensor(indexer.query_BSHD)) {
-    using Signature =
-        Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-               const Tensor&, const Tensor&, double, int64_t, const Tensor&, int64_t);
+    using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                             const Tensor&, const Tensor&, const Tensor&, double, const Tensor&,
+                             const std::optional<Tensor>&, int64_t);
     return distributed<Signature>("dense_indexer_kl_loss")
         .call(indexer.query_BSHD, indexer.key_BSD, indexer.weights_BSH, attention.query_BSHD,
               attention.key, attention.softmax_max, attention.softmax_sum, attention.scale,
-              attention.first_query, doc_start_BS, static_cast<int64_t>(options.kernel));
+              range.first_BS, given(range.last_BS), static_cast<int64_t>(options.kernel));
   }
-  check_dense(indexer, doc_start_BS, attention.first_query);
-  check_shape(attention.query_BSHD,
-              {indexer.query_BSHD.size(0), indexer.query_BSHD.size(1), kAnySize, kAnySize},
-              "attention query");
+  const auto& shards = options.shards;
+  check_dense(indexer, shards ? own_queries(range, *shards) : range);
   const Kernel kernel = usable(options.kernel, indexer, why_not_fused(indexer, attention));
-  const HeadSums sums(detached(attention), doc_start_BS, kernel);
-  const auto head_sum_of = [&](const QueryBlock& block) {
-    Tensor head_sum = sums.of(block);
-    if (options.all_reduce) options.all_reduce(head_sum);
-    return head_sum;
-  };
+  const HeadSums sums(detached(attention), range, kernel);
+  if (shards) {
+    return loss_with_gradients(indexer, [&](bool with_grads) {
+      return compute_own_slice(indexer, sums, *shards, kernel, with_grads);
+    });
+  }
   return loss_with_gradients(indexer, [&](bool with_grads) {
-    return compute(indexer, doc_start_BS, head_sum_of,
-                   {.kernel = kernel, .first_query = attention.first_query, .softmax = {}},
-                   with_grads);
+    return compute(
+        indexer, range, [&](const QueryBlock& block) { return sums.of(block); },
+        {.kernel = kernel, .softmax = {}}, with_grads);
   });
 }
 
-KlGradients dense_indexer_kl_gradients(const IndexerInputs& indexer, const Tensor& doc_start_BS,
+KlGradients dense_indexer_kl_gradients(const IndexerInputs& indexer, const KeyRange& range,
                                        const HeadSumOf& head_sum_of,
                                        const DenseGradientsOptions& options) {
   const at::NoGradGuard no_grad;
-  check_dense(indexer, doc_start_BS, options.first_query);
+  check_dense(indexer, range);
   if (options.softmax.max_BS.defined()) {
     const at::IntArrayRef queries = indexer.query_BSHD.sizes().slice(0, 2);
     check_shape(options.softmax.max_BS, queries, "indexer loss: softmax_max_index");
@@ -293,19 +353,17 @@ KlGradients dense_indexer_kl_gradients(const IndexerInputs& indexer, const Tenso
   }
   auto usable_options = options;
   usable_options.kernel = usable(options.kernel, indexer, why_no_fused_indexer_grad(indexer));
-  return compute(indexer, doc_start_BS, head_sum_of, usable_options, /*with_grads=*/true);
+  return compute(indexer, range, head_sum_of, usable_options, /*with_grads=*/true);
 }
 
-IndexerSoftmax dense_indexer_softmax(const IndexerInputs& indexer, const Tensor& doc_start_BS,
+IndexerSoftmax dense_indexer_softmax(const IndexerInputs& indexer, const KeyRange& range,
                                      Kernel kernel) {
   const at::NoGradGuard no_grad;
-  check_dense(indexer, doc_start_BS, /*first_query=*/0);
-  check_shape(indexer.query_BSHD, {kAnySize, indexer.key_BSD.size(1), kAnySize, kAnySize},
-              "indexer query");
+  check_dense(indexer, range);
   if (usable(kernel, indexer, why_no_fused_indexer_grad(indexer)) == Kernel::kFused) {
-    return softmax_fused(indexer, doc_start_BS);
+    return softmax_fused(indexer, range);
   }
-  return softmax_reference(indexer, doc_start_BS);
+  return softmax_reference(indexer, range);
 }
 
 }  // namespace longhaul::ops

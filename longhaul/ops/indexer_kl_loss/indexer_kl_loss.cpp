@@ -96,6 +96,7 @@ void check_target(const IndexerInputs& in, const KlTarget& target) {
   const int64_t B = in.query_BSHD.size(0), S = in.query_BSHD.size(1);
   if (target.indices_BSK.defined()) {
     check_shape(target.indices_BSK, {B, S, kAnySize}, "indexer loss: keys");
+    check_is_integer(target.indices_BSK, "indexer loss: keys");
     check_shape(target.head_sum, target.indices_BSK.sizes(), "indexer loss: head sum");
     if (target.scores_BSK.defined()) {
       check_shape(target.scores_BSK, target.indices_BSK.sizes(), "indexer loss: scores");
@@ -104,6 +105,7 @@ void check_target(const IndexerInputs& in, const KlTarget& target) {
     check_shape(target.doc_start_BS, {B, S}, "indexer loss: doc_start");
     check_shape(target.head_sum, {B, S, S}, "indexer loss: head sum");
   }
+  check_is_floating(target.head_sum, "indexer loss: head sum");
 }
 
 KlGradients compute(const IndexerInputs& in, const KlTarget& target, Kernel kernel,

@@ -12,6 +12,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <optional>
+#include <vector>
 
 #include "longhaul/ops/flash_attention/head_sum.h"
 #include "longhaul/ops/kernel.h"
@@ -28,18 +30,30 @@ Tensor sparse_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& indice
                               const Tensor& head_sum_BSK, Kernel kernel = Kernel::kReference,
                               const Tensor& scores_BSK = {});
 
-struct DenseLossOptions {
-  Kernel kernel = Kernel::kReference;
-  // Where each rank holds some of the heads: adds up a block's head sums over the ranks, in place.
-  // Called for the same blocks in the same order on each.
-  std::function<void(Tensor&)> all_reduce = nullptr;
+// Where each rank holds some of the attention's heads: together they make the head sums of all
+// its queries, and each the loss of a slice of these.
+struct HeadShards {
+  struct Slice {
+    int64_t first, count;
+  };
+  std::vector<Slice> slices;  // of the attention's queries, by rank
+  size_t rank;
+  // Adds up over the ranks terms [ranks, ...], of which rank r gets what stands at r. Called as
+  // often, and with the same sizes, on each.
+  std::function<Tensor(const Tensor& terms)> reduce_scatter;
 };
 
-// Over all visible keys (dense warm-up), of the attention that has just run. Computed block by
-// block of queries (see ops/flash_attention/head_sum.h), so that nothing is of size S x S. A
-// scalar.
+struct DenseLossOptions {
+  Kernel kernel = Kernel::kReference;
+  std::optional<HeadShards> shards = std::nullopt;
+};
+
+// Over all visible keys (dense warm-up), of the attention that has just run, whose queries and
+// range these are; with shards the indexer's queries are this rank's slice of them, and the loss is
+// the slice's. Computed block by block of queries (see ops/flash_attention/head_sum.h), so that
+// nothing is of size S x S. A scalar.
 Tensor dense_indexer_kl_loss(const IndexerInputs& indexer, const AttentionState& attention,
-                             const Tensor& doc_start_BS, const DenseLossOptions& options = {});
+                             const KeyRange& range, const DenseLossOptions& options = {});
 
 // The loss together with its gradients, without autograd, for callers that bring their own.
 struct KlGradients {
@@ -54,17 +68,16 @@ KlGradients sparse_indexer_kl_gradients(const IndexerInputs& indexer, const Tens
 struct IndexerSoftmax {
   Tensor max_BS, sum_BS;
 };
-IndexerSoftmax dense_indexer_softmax(const IndexerInputs& indexer, const Tensor& doc_start_BS,
+IndexerSoftmax dense_indexer_softmax(const IndexerInputs& indexer, const KeyRange& range,
                                      Kernel kernel);
 
-// Of the queries from first_query on, with the head sums that head_sum_of gives for a block as
-// HeadSums does; it is asked for each block once, in order.
+// With the head sums that head_sum_of gives for a block as HeadSums does; it is asked for each
+// block once, in order.
 struct DenseGradientsOptions {
   Kernel kernel = Kernel::kReference;
-  int64_t first_query = 0;
   IndexerSoftmax softmax = {};  // where it is known
 };
-KlGradients dense_indexer_kl_gradients(const IndexerInputs& indexer, const Tensor& doc_start_BS,
+KlGradients dense_indexer_kl_gradients(const IndexerInputs& indexer, const KeyRange& range,
                                        const std::function<Tensor(const QueryBlock&)>& head_sum_of,
                                        const DenseGradientsOptions& options);
 

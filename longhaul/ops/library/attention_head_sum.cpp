@@ -29,14 +29,14 @@ Tensor dense_attention_head_sum(const Tensor& query, const Tensor& key, const Te
                                 std::string_view layout_name, int64_t first_query) {
   const char* op = "dense_attention_head_sum";
   const Layout layout(op, layout_name, query);
-  AttentionState attention = attention_state(
+  const AttentionState attention = attention_state(
       layout, dense_attention_operands(layout, {op, query, key, {}, query_rope, key_rope}),
       softmax_max, softmax_sum, scale_value);
-  attention.first_query = first_query;
-  const Tensor doc_start = layout.doc_start_BS(key, actual_seq_klen);
-  const bool fused = why_no_fused_attention(attention.query_BSHD, attention.key, {}).empty();
-  const HeadSums sums(attention, doc_start, fused ? Kernel::kFused : Kernel::kReference);
-  return layout.with_head(whole_head_sum(sums, doc_start, wide_type(query)));
+  const KeyRange range = KeyRange(layout.doc_start_BS(key, actual_seq_klen))
+                             .of_queries(first_query, attention.query_BSHD.size(1));
+  const bool fused = why_no_fused_attention(attention.query_BSHD).empty();
+  const HeadSums sums(attention, range, fused ? Kernel::kFused : Kernel::kReference);
+  return layout.with_head(whole_head_sum(sums, wide_type(query)));
 }
 
 }  // namespace cpu

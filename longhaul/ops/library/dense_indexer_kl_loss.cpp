@@ -36,20 +36,21 @@ FourTensors dense_lightning_indexer_kl_loss_from_head_sum(
   const Layout layout(op, layout_name, query_index);
   const Tensor sums = layout.shared_head(head_sum, "head_sum");
   const Tensor doc_start = layout.doc_start_BS(key_index, actual_seq_klen);
-  check_shape(sums, {kAnySize, layout.in(query_index).size(1), doc_start.size(1)},
+  const int64_t queries = layout.in(query_index).size(1);
+  check_shape(sums, {kAnySize, queries, doc_start.size(1)},
               "dense_lightning_indexer_kl_loss_from_head_sum: head_sum");
-  // As the kernels of HeadSums give them: by key, queries filled up to whole groups of 32.
+  // As HeadSums gives them.
   const auto sums_of_block = [&](const QueryBlock& at) {
     const Tensor block =
-        sums[at.row].narrow(0, at.query - first_query, at.queries).narrow(1, at.key, at.keys).t();
-    return pad_last(block, 32);
+        sums[at.row].narrow(0, at.query, at.queries).narrow(1, at.key, at.keys).t();
+    return pad_last(block, kHeadSumGroup);
   };
-  return kl_results(
-      layout, dense_indexer_kl_gradients(
-                  inputs_of(layout, query_index, key_index, weights), doc_start, sums_of_block,
-                  {.kernel = Kernel::kFused,
-                   .first_query = first_query,
-                   .softmax = softmax_from(layout, softmax_max_index, softmax_sum_index)}));
+  return kl_results(layout,
+                    dense_indexer_kl_gradients(
+                        inputs_of(layout, query_index, key_index, weights),
+                        KeyRange(doc_start).of_queries(first_query, queries), sums_of_block,
+                        {.kernel = Kernel::kFused,
+                         .softmax = softmax_from(layout, softmax_max_index, softmax_sum_index)}));
 }
 
 FourTensors dense_lightning_indexer_grad_kl_loss(
@@ -71,14 +72,13 @@ FourTensors dense_lightning_indexer_grad_kl_loss(
   check_shape(layout.in(query_index),
               {layout.in(query).size(0), layout.in(query).size(1), kAnySize, kAnySize},
               "dense_lightning_indexer_grad_kl_loss: query_index");
-  const bool fused = why_no_fused_attention(attention.query_BSHD, attention.key, {}).empty();
+  const bool fused = why_no_fused_attention(attention.query_BSHD).empty();
   const HeadSums sums(attention, doc_start, fused ? Kernel::kFused : Kernel::kReference);
   return kl_results(layout,
                     dense_indexer_kl_gradients(
                         inputs_of(layout, query_index, key_index, weights), doc_start,
                         [&](const QueryBlock& block) { return sums.of(block); },
                         {.kernel = Kernel::kFused,
-                         .first_query = 0,
                          .softmax = softmax_from(layout, softmax_max_index, softmax_sum_index)}));
 }
 

@@ -88,14 +88,13 @@ void check_indexer_inputs(const IndexerInputs& in) {
   const Tensor& q = in.query_BSHD;
   check_dims(q, 4, "indexer query");
   check_shape(in.key_BSD, {q.size(0), kAnySize, q.size(3)}, "indexer key");
+  check_same_dtype(in.key_BSD, q, "indexer key", "the query");
   check_shape(in.weights_BSH, {q.size(0), q.size(1), q.size(2)}, "indexer weights");
+  check_is_floating(in.weights_BSH, "indexer weights");
 }
 
 std::string why_no_fused_indexer_grad(const IndexerInputs& in) {
   if (in.query_BSHD.size(2) > 128) return "it has at most 128 heads";
-  if (in.key_BSD.scalar_type() != in.query_BSHD.scalar_type()) {
-    return "query and key differ in dtype";
-  }
   return why_no_cpu_kernel(in.query_BSHD);
 }
 
@@ -104,6 +103,7 @@ IndexerInputs lightning_indexer_grad(const IndexerInputs& in, const Tensor& indi
   check_indexer_inputs(in);
   check_shape(indices_BSK, {in.query_BSHD.size(0), in.query_BSHD.size(1), kAnySize},
               "indexer gradient: indices");
+  check_is_integer(indices_BSK, "indexer gradient: indices");
   check_shape(d_scores_BSK, indices_BSK.sizes(), "indexer gradient: d_scores");
   if (kernel == Kernel::kFused) {
     const std::string reason = why_no_fused_indexer_grad(in);
@@ -127,10 +127,8 @@ IndexerSelection lightning_indexer(const Tensor& query_BSHD, const Tensor& key_B
     return {indices, scores};
   }
   LONGHAUL_CHECK(topk >= 1, "lightning_indexer: topk is {}, must be at least 1", topk);
-  check_dims(query_BSHD, 4, "indexer query");
+  check_indexer_inputs({query_BSHD, key_BSD, weights_BSH});
   const int64_t B = query_BSHD.size(0), S = query_BSHD.size(1), L = key_BSD.size(1);
-  check_shape(key_BSD, {B, kAnySize, query_BSHD.size(3)}, "indexer key");
-  check_shape(weights_BSH, {B, S, query_BSHD.size(2)}, "indexer weights");
   check_key_range(range, {B, S}, L, "lightning_indexer: doc_start");
   if (kernel == Kernel::kFused) {
     const std::string reason = why_not_fused(query_BSHD);

@@ -42,7 +42,7 @@ IndexerInputs lightning_indexer_grad(const IndexerInputs& in, const Tensor& indi
                                      const Tensor& d_scores_BSK,
                                      Kernel kernel = Kernel::kReference);
 
-// Throws Error unless query, key and weights fit together.
+// Throws Error unless query, key and weights fit together, in shape and dtype.
 void check_indexer_inputs(const IndexerInputs& in);
 
 // Empty if the kernels of the indexer's gradients cover the inputs.

@@ -6,6 +6,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/distributed.h"
+#include "longhaul/ops/saved_results.h"
 
 namespace longhaul::ops {
 namespace {
@@ -47,10 +48,12 @@ TORCH_LIBRARY_IMPL(longhaul_model, Meta, m) {
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight_NK) {
     ctx->save_for_backward({x, weight_NK});
-    if (is_distributed_tensor(x)) {
-      return distributed<Tensor(const Tensor&, const Tensor&)>("linear").call(x, weight_NK);
-    }
-    return linear_product(x, weight_NK);
+    return saved_or_computed({.op = "linear", .weight_NK = weight_NK.sizes()}, [&] {
+      if (is_distributed_tensor(x)) {
+        return distributed<Tensor(const Tensor&, const Tensor&)>("linear").call(x, weight_NK);
+      }
+      return linear_product(x, weight_NK);
+    });
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -66,9 +69,11 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 };
 
 struct BmmFunction : torch::autograd::Function<BmmFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& a, const Tensor& b) {
+  // `op`: what it is the whole of (see saved_results.h); nullptr for a step of something larger.
+  static Tensor forward(AutogradContext* ctx, const Tensor& a, const Tensor& b, const char* op) {
     ctx->save_for_backward({a, b});
-    return product(a, b);
+    if (op == nullptr) return product(a, b);
+    return saved_or_computed({.op = op}, [&] { return product(a, b); });
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -76,7 +81,7 @@ struct BmmFunction : torch::autograd::Function<BmmFunction> {
     Tensor da, db;
     if (ctx->needs_input_grad(0)) da = product(grads[0], saved[1].transpose(1, 2));
     if (ctx->needs_input_grad(1)) db = product(saved[0].transpose(1, 2), grads[0]);
-    return {da, db};
+    return {da, db, Tensor()};
   }
 };
 
@@ -101,12 +106,15 @@ Tensor linear_by_head(const Tensor& x_BSHI, const Tensor& weight_HIO) {
   }
   const int64_t B = x_BSHI.size(0), S = x_BSHI.size(1), H = x_BSHI.size(2);
   const Tensor x_HTI = x_BSHI.reshape({B * S, H, x_BSHI.size(3)}).transpose(0, 1);
-  return ops::bmm(x_HTI, weight_HIO).transpose(0, 1).reshape({B, S, H, weight_HIO.size(2)});
+  check_same_dtype(x_HTI, weight_HIO);
+  return BmmFunction::apply(x_HTI, weight_HIO, "linear_by_head")
+      .transpose(0, 1)
+      .reshape({B, S, H, weight_HIO.size(2)});
 }
 
 Tensor bmm(const Tensor& a_BMK, const Tensor& b_BKN) {
   check_same_dtype(a_BMK, b_BKN);
-  return BmmFunction::apply(a_BMK, b_BKN);
+  return BmmFunction::apply(a_BMK, b_BKN, nullptr);
 }
 
 }  // namespace longhaul::ops

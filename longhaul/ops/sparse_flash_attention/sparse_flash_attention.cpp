@@ -5,12 +5,19 @@
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/cpu/tensors.h"
 #include "longhaul/ops/flash_attention/distributed_attention.h"
+#include "longhaul/ops/saved_results.h"
 
 namespace longhaul::ops {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+void check_indices(const Tensor& query_BSHD, const Tensor& indices_BSK) {
+  check_shape(indices_BSK, {query_BSHD.size(0), query_BSHD.size(1), kAnySize},
+              "sparse attention indices");
+  check_is_integer(indices_BSK, "sparse attention indices");
+}
 
 // [..., D] with its V value columns and the columns behind them each filled up to a multiple of 32.
 Tensor pad_parts(const Tensor& x, int64_t V) {
@@ -71,32 +78,45 @@ struct StatisticsOfKernel {
   }
 };
 
+// What the kernels write into, and the call: out [B, S, H, V], softmax_max and softmax_sum [B, S,
+// H], head_sum [B, S, K] or empty. `operands` makes the kernels' view of the operands.
+template <typename MakeOperands, typename Kernel, typename Workspace>
+variable_list attend(const Tensor& query, const Tensor& indices, int64_t V, bool with_head_sum,
+                     const MakeOperands& operands, Kernel kernel, Workspace workspace) {
+  const int64_t B = query.size(0), S = query.size(1), H = query.size(2);
+  const int64_t K = with_head_sum ? indices.size(2) : 0;
+  const auto fp32 = query.options().dtype(at::kFloat);
+  const Tensor out = at::empty({B, S, H, round_up(V, kKernelColumns)}, query.options());
+  const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
+  const Tensor head_sum = at::empty({B, S, K}, fp32);
+  if (!query.is_meta() && indices.size(2) > 0) {
+    auto view = operands();
+    view.args.out = out.data_ptr();
+    view.args.softmax_max = max.data_ptr<float>();
+    view.args.softmax_sum = sum.data_ptr<float>();
+    if (with_head_sum) view.args.head_sum = head_sum.data_ptr<float>();
+    run_kernel("sparse_flash_attention", kernel, workspace, view.args);
+  } else if (!query.is_meta()) {
+    for (const auto& x : {out, max, sum}) x.zero_();
+  }
+  return {unpad_parts(out, V, V), max, sum, head_sum};
+}
+
 struct SparseAttention : torch::autograd::Function<SparseAttention> {
-  // out [B, S, H, V], softmax_max and softmax_sum [B, S, H], head_sum [B, S, K] or empty.
+  // As attend().
   static variable_list forward(AutogradContext* ctx, const Tensor& query, const Tensor& key,
                                const Tensor& indices, const AttentionOptions& options) {
-    const int64_t B = query.size(0), S = query.size(1), H = query.size(2), V = options.value_dim;
-    const int64_t K = options.return_head_sum ? indices.size(2) : 0;
-    const auto fp32 = query.options().dtype(at::kFloat);
-    Tensor out = at::empty({B, S, H, round_up(V, kKernelColumns)}, query.options());
-    const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
-    const Tensor head_sum = at::empty({B, S, K}, fp32);
-    if (!query.is_meta() && indices.size(2) > 0) {
-      Operands operands(query, key, indices, options.scale, V);
-      operands.args.out = out.data_ptr();
-      operands.args.softmax_max = max.data_ptr<float>();
-      operands.args.softmax_sum = sum.data_ptr<float>();
-      if (options.return_head_sum) operands.args.head_sum = head_sum.data_ptr<float>();
-      run_kernel("sparse_flash_attention", longhaul_sparse_attention,
-                 longhaul_sparse_attention_workspace, operands.args);
-    } else if (!query.is_meta()) {
-      for (const auto& x : {out, max, sum}) x.zero_();
-    }
-    out = unpad_parts(out, V, V);
-    ctx->save_for_backward({query, key, indices, out, max, sum});
+    const auto operands = [&] {
+      return Operands(query, key, indices, options.scale, options.value_dim);
+    };
+    const auto results = saved_or_computed({.op = "sparse_flash_attention"}, [&] {
+      return attend(query, indices, options.value_dim, options.return_head_sum, operands,
+                    longhaul_sparse_attention, longhaul_sparse_attention_workspace);
+    });
+    ctx->save_for_backward({query, key, indices, results[0], results[1], results[2]});
     ctx->saved_data["scale"] = options.scale;
-    ctx->mark_non_differentiable({max, sum, head_sum});
-    return {out, max, sum, head_sum};
+    ctx->mark_non_differentiable({results[1], results[2], results[3]});
+    return results;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -152,32 +172,22 @@ struct ExpandedOperands {
 };
 
 struct ExpandedSparseAttention : torch::autograd::Function<ExpandedSparseAttention> {
-  // As SparseAttention.
+  // As attend().
   static variable_list forward(AutogradContext* ctx, const Tensor& query, const Tensor& key,
                                const Tensor& value, const Tensor& indices,
                                const AttentionOptions& options) {
-    const int64_t B = query.size(0), S = query.size(1), H = query.size(2), V = value.size(3);
-    const int64_t K = options.return_head_sum ? indices.size(2) : 0;
-    const auto fp32 = query.options().dtype(at::kFloat);
-    Tensor out = at::empty({B, S, H, round_up(V, kKernelColumns)}, query.options());
-    const Tensor max = at::empty({B, S, H}, fp32), sum = at::empty({B, S, H}, fp32);
-    const Tensor head_sum = at::empty({B, S, K}, fp32);
-    if (!query.is_meta() && indices.size(2) > 0) {
-      ExpandedOperands operands(query, key, value, indices, options.scale);
-      operands.args.out = out.data_ptr();
-      operands.args.softmax_max = max.data_ptr<float>();
-      operands.args.softmax_sum = sum.data_ptr<float>();
-      if (options.return_head_sum) operands.args.head_sum = head_sum.data_ptr<float>();
-      run_kernel("sparse_flash_attention", longhaul_sparse_attention_expanded,
-                 longhaul_sparse_attention_expanded_workspace, operands.args);
-    } else if (!query.is_meta()) {
-      for (const auto& x : {out, max, sum}) x.zero_();
-    }
-    out = unpad_parts(out, V, V);
-    ctx->save_for_backward({query, key, value, indices, out, max, sum});
+    const auto operands = [&] {
+      return ExpandedOperands(query, key, value, indices, options.scale);
+    };
+    const auto results = saved_or_computed({.op = "sparse_flash_attention"}, [&] {
+      return attend(query, indices, value.size(3), options.return_head_sum, operands,
+                    longhaul_sparse_attention_expanded,
+                    longhaul_sparse_attention_expanded_workspace);
+    });
+    ctx->save_for_backward({query, key, value, indices, results[0], results[1], results[2]});
     ctx->saved_data["scale"] = options.scale;
-    ctx->mark_non_differentiable({max, sum, head_sum});
-    return {out, max, sum, head_sum};
+    ctx->mark_non_differentiable({results[1], results[2], results[3]});
+    return results;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -197,13 +207,8 @@ struct ExpandedSparseAttention : torch::autograd::Function<ExpandedSparseAttenti
 variable_list apply_fused(const Tensor& query, const Tensor& key, const Tensor& value,
                           const Tensor& indices, const AttentionOptions& options) {
   if (value.defined()) {
-    check_attention_operands(query, key, value, options);
     return ExpandedSparseAttention::apply(query, key, value, indices, options);
   }
-  check_shape(key, {query.size(0), kAnySize, query.size(3)}, "attention key");
-  LONGHAUL_CHECK(options.value_dim >= 1 && options.value_dim <= key.size(2),
-                 "sparse attention: value_dim is {}, must be 1 to {}", options.value_dim,
-                 key.size(2));
   return SparseAttention::apply(query, key, indices, options);
 }
 
@@ -274,10 +279,6 @@ std::string why_no_fused_sparse_attention(const Tensor& query, const Tensor& key
            "and values of each head";
   }
   if (query.size(2) > 128) return "it has at most 128 heads";
-  if (key.scalar_type() != query.scalar_type() ||
-      (value.defined() && value.scalar_type() != query.scalar_type())) {
-    return "query, key and value differ in dtype";
-  }
   return why_no_cpu_kernel(query);
 }
 
@@ -286,7 +287,7 @@ AttentionGradients sparse_flash_attention_grad(const AttentionState& attention,
                                                const Tensor& d_out_BSHV) {
   check_attention_grad(attention, out_BSHV, d_out_BSHV);
   const Tensor &query = attention.query_BSHD, &key = attention.key, &value = attention.value;
-  check_shape(indices_BSK, {query.size(0), query.size(1), kAnySize}, "sparse attention indices");
+  check_indices(query, indices_BSK);
   if (query.is_meta() || indices_BSK.size(2) == 0) {
     const auto zeros = [](const Tensor& x) { return x.defined() ? at::zeros_like(x) : x; };
     return {zeros(query), zeros(key), zeros(value)};
@@ -304,7 +305,8 @@ Tensor sparse_attention_head_sum(const AttentionState& attention, const Tensor& 
   } else {
     check_shape(key, {B, kAnySize, query.size(3)}, "attention key");
   }
-  check_shape(indices_BSK, {B, S, kAnySize}, "sparse attention indices");
+  check_same_dtype(key, query, "attention key", "the query");
+  check_indices(query, indices_BSK);
   check_shape(attention.softmax_max, {B, S, H}, "attention softmax_max");
   check_shape(attention.softmax_sum, {B, S, H}, "attention softmax_sum");
   const std::string reason = key.dim() == 4 ? "it is for keys that heads share"
@@ -333,9 +335,8 @@ AttentionResult sparse_flash_attention(const Tensor& query_BSHD, const Tensor& k
                                   options.scale, options.value_dim, options.return_head_sum,
                                   options.return_statistics, static_cast<int64_t>(options.kernel)));
   }
-  check_dims(query_BSHD, 4, "attention query");
-  check_shape(indices_BSK, {query_BSHD.size(0), query_BSHD.size(1), kAnySize},
-              "sparse attention indices");
+  check_attention_operands(query_BSHD, key, value, options);
+  check_indices(query_BSHD, indices_BSK);
   if (options.kernel == Kernel::kFused) {
     const std::string reason = why_no_fused_sparse_attention(query_BSHD, key, value);
     if (reason.empty()) return fused(query_BSHD, key, value, indices_BSK, options);

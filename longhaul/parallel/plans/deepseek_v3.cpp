@@ -71,9 +71,13 @@ std::unique_ptr<TensorParallel> apply_tensor_parallel(deepseek_v3::Model& model,
   check_tensor_parallel(model.config(), axis->size());
   auto applied = std::make_unique<TensorParallel>(model, deepseek_v3_plan(model), mesh);
   for (const auto& [name, module] : model.modules()) {
-    auto* moe = dynamic_cast<deepseek_v3::Moe*>(module);
-    if (moe == nullptr) continue;
-    moe->set_over_shares([axis](const Tensor& statistic) { return sum_over(statistic, axis); });
+    if (auto* moe = dynamic_cast<deepseek_v3::Moe*>(module)) {
+      moe->set_over_shares([axis](const Tensor& statistic) { return sum_over(statistic, axis); });
+    }
+    auto* indexer = dynamic_cast<deepseek_v3::Indexer*>(module);
+    if (indexer != nullptr && indexer->rotation().defined()) {
+      indexer->rotation() = dtensor::distribute(indexer->rotation(), mesh, {kWhole});
+    }
   }
   return applied;
 }
