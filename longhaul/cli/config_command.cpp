@@ -73,7 +73,7 @@ void print_missing_paths(const JobConfig& config) {
 void check(const CLI::App& command, std::optional<int64_t> ranks) {
   // CLI11 hands over the words it does not know, in order: the job file and the overrides.
   const auto [config, file] = load_command_line(command.remaining());
-  const auto missing = missing_behaviour(config);
+  const auto missing = missing_behaviour(config, ranks.value_or(1));
   print_remarks("not supported yet, training would refuse", missing);
   print_remarks("notes", notes(config));
   print_missing_paths(config);
@@ -81,9 +81,6 @@ void check(const CLI::App& command, std::optional<int64_t> ranks) {
   if (missing.empty()) train::check_converters(config, model.shape);
   fmt::print("model: {}\n", model.source);
   if (ranks) fmt::print("{}\n", check_degrees(config, *ranks));
-  if (ranks.value_or(1) > 1) {
-    fmt::print("note: this version trains in one process; the degrees are checked, not used\n");
-  }
   fmt::print("{}: the file is valid; {}\n", file.empty() ? "defaults" : file,
              missing.empty() ? "training would accept it"
                              : fmt::format("{} setting{} not supported yet", missing.size(),

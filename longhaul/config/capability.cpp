@@ -39,13 +39,13 @@ bool loads_initial(const JobConfig& config) {
 
 // Of a single rank; on more the degrees must multiply to their number.
 std::vector<Rule> one_rank_rules() {
-  const char* one_process = "this version trains in one process; set it to 1";
+  const char* one_process = "there is one rank; start more (--ranks) or set it to 1";
   return {
       {"parallelism.data_parallel_replicate_degree",
        [](auto& c) { return c.parallelism.data_parallel_replicate_degree > 1; }, one_process},
       {"parallelism.data_parallel_shard_degree",
        [](auto& c) { return c.parallelism.data_parallel_shard_degree > 1; },
-       "this version trains in one process; set it to 1 or -1"},
+       "there is one rank; start more (--ranks) or set it to 1 or -1"},
       {"parallelism.context_parallel_degree",
        [](auto& c) { return c.parallelism.context_parallel_degree > 1; }, one_process},
       {"parallelism.expert_parallel_degree",

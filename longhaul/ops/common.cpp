@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
+#include <limits>
+
 #include "longhaul/base/error.h"
 
 namespace longhaul::ops {
@@ -82,6 +84,12 @@ void check_dims(const Tensor& x, int64_t dims, const char* what) {
 void check_shape(const Tensor& x, at::IntArrayRef expected, const char* what) {
   LONGHAUL_CHECK(fits(x, expected), "{}: expected [{}], got [{}]", what, expected_text(expected),
                  shape_text(x));
+}
+
+Tensor to_int32(const Tensor& indices) {
+  if (indices.scalar_type() != at::kLong) return indices.to(at::kInt).contiguous();
+  using Limits = std::numeric_limits<int32_t>;
+  return indices.clamp(Limits::min(), Limits::max()).to(at::kInt).contiguous();
 }
 
 void check_same_dtype(const Tensor& x, const Tensor& like, const char* what,

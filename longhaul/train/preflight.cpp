@@ -93,8 +93,10 @@ void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,
   parallel::check_tensor_parallel(resolved.shape, dims.degrees.tp);
 }
 
+void check_kernels() { cpu::chosen_isa(); }
+
 void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces) {
-  cpu::chosen_isa();
+  check_kernels();
   check_no_decay(config, resolved);
   check_recomputed_products(config, resolved);
   check_memory(config, resolved, pieces);

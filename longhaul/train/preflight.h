@@ -15,6 +15,9 @@ void check_converters(const JobConfig& config, const deepseek_v3::ModelConfig& s
 void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,
                        const parallel::ParallelDims& dims);
 
+// Throws UserError if LONGHAUL_ISA names no instruction set that the processor has.
+void check_kernels();
+
 // Throws UserError if the job cannot run here: too little memory for the weights, gradients and
 // moments, of which this rank has one of `pieces`; initial weights that are not there; a pattern of
 // optimizer.no_decay without a parameter; LONGHAUL_ISA naming what the processor lacks.

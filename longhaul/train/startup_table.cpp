@@ -31,7 +31,10 @@ std::string fused_kernels(const nn::Module& model) {
   for (const auto& [operation, count] : modules) {
     text += fmt::format("{}{} ({} modules)", text.empty() ? "" : ", ", operation, count);
   }
-  return text + fmt::format(" on {} kernels", cpu::name_of(cpu::chosen_isa().isa));
+  const auto& chosen = cpu::chosen_isa();
+  text += fmt::format(" on {} kernels", cpu::name_of(chosen.isa));
+  if (chosen.pointwise == chosen.isa) return text;
+  return text + fmt::format(", {} where they move memory", cpu::name_of(chosen.pointwise));
 }
 
 class Table {

@@ -7,6 +7,7 @@
 #include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/checkpoint/locate.h"
 #include "longhaul/train/device.h"
+#include "longhaul/train/preflight.h"
 #include "longhaul/train/setup.h"
 #include "longhaul/train/trainer.h"
 
@@ -38,6 +39,7 @@ TrainedModel load_trained_model(const JobConfig& config, const std::string& chec
         "--checkpoint",
         folder.string());
   }
+  check_kernels();
   const auto [place, verified] = find(checkpoint.empty() ? folder : fs::path(checkpoint));
   const auto settings = model_settings(config, choose_device(config));
   const auto shape = resolve_model(config).shape;
@@ -54,6 +56,7 @@ TrainedModel load_trained_model(const JobConfig& config, const std::string& chec
 }
 
 TrainedModel untrained_model(const JobConfig& config) {
+  check_kernels();
   const ResolvedModel resolved = resolve_model(config);
   TrainedModel untrained{build_model(config, resolved, choose_device(config)), "untrained"};
   initialize_model(*untrained.model, config, resolved);

@@ -57,6 +57,15 @@ TEST_F(ConfigCommand, KernelsOfTheProcessorAndOfTheEnvironment) {
       << wrong.err;
 }
 
+TEST_F(ConfigCommand, CheckForRanks) {
+  const auto two =
+      run({"config", "check", "--ranks", "2", "--parallelism.tensor_parallel_degree", "2"});
+  EXPECT_EQ(two.status, 0) << two.err;
+  EXPECT_TRUE(contains(two.out, "training would accept it")) << two.out;
+  const auto one = run({"config", "check", "--parallelism.tensor_parallel_degree", "2"});
+  EXPECT_TRUE(contains(one.out, "there is one rank")) << one.out;
+}
+
 struct Mistake {
   std::vector<std::string> words;
   std::string error;

@@ -158,11 +158,11 @@ TEST_P(FusedMeta, IndexerLosses) {
             const ops::AttentionState state = {.query_BSHD = form[0].to(x[0].device()),
                                                .key = form[1].to(x[0].device()),
                                                .softmax_max = statistics,
-                                               .softmax_sum = statistics,
-                                               .first_query = kL - S_};
-            const auto starts = same_device(doc_start({{7, 5}, {12}}), x);
+                                               .softmax_sum = statistics};
+            const auto range =
+                ops::KeyRange(same_device(doc_start({{7, 5}, {12}}), x)).of_queries(kL - S_, S_);
             return {
-                ops::dense_indexer_kl_loss({x[0], x[1], x[2]}, state, starts, {.kernel = kernel})};
+                ops::dense_indexer_kl_loss({x[0], x[1], x[2]}, state, range, {.kernel = kernel})};
           },
           indexer(dtype));
     }

@@ -66,7 +66,7 @@ TEST(MetaRanks, AStepOfARankWithItsShareOfTheExperts) { expect_planned(meta_job(
 
 TEST(MetaRanks, RecomputedBlocks) {
   Job job = meta_job();
-  job.settings.recompute_blocks = true;
+  job.settings.recompute.every = 1;
   expect_planned(job);
 }
 

@@ -160,7 +160,7 @@ TEST(Overlap, WeightsAreOnTheirWayBeforeTheyAreAskedFor) {
 
 TEST(Overlap, RecomputedBlocks) {
   Job job = overlap_job();
-  job.settings.recompute_blocks = true;
+  job.settings.recompute.every = 1;
   test::run_ranks(2, [&](dtensor::World& world) { check_overlap(world, job); },
                   {.link = {.latency_ms = 2}});
 }

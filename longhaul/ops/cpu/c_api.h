@@ -91,6 +91,12 @@ const char* check_sizes(const Args& a) {
   } else if constexpr (requires { a.forward.dtype; }) {
     if (const char* error = check_dtype(a.forward.dtype)) return error;
   }
+  if constexpr (requires { a.B* a.S; }) {
+    constexpr int64_t kMostRows = int64_t{1} << 40;  // so that no product of sizes overflows
+    if (a.B > 0 && a.S > kMostRows / a.B) {
+      return wrong("B x S: expected at most {} rows, got {} x {}", kMostRows, a.B, a.S);
+    }
+  }
   return check_shape(a);
 }
 

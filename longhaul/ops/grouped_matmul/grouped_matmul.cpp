@@ -76,8 +76,10 @@ std::string why_not_fused(const Tensor& x, const Tensor& weight) {
 void check_operands(const Tensor& x_MK, const Tensor& weight_ENK, const Tensor& counts_E) {
   LONGHAUL_CHECK(x_MK.dim() == 2 && weight_ENK.dim() == 3 && x_MK.size(1) == weight_ENK.size(2) &&
                      counts_E.numel() == weight_ENK.size(0),
-                 "grouped_matmul: x [{}], weight [{}], {} counts", shape_text(x_MK),
-                 shape_text(weight_ENK), counts_E.numel());
+                 "grouped_matmul: expected x [M, K], weight [E, N, K] and E counts, got [{}], [{}] "
+                 "and {} counts",
+                 shape_text(x_MK), shape_text(weight_ENK), counts_E.numel());
+  check_same_dtype(weight_ENK, x_MK, "grouped_matmul: weight", "x");
 }
 
 }  // namespace

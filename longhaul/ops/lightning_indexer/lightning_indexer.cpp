@@ -56,7 +56,7 @@ IndexerInputs fused_grad(const IndexerInputs& in, const Tensor& indices_BSK,
   const Tensor query = pad_last(in.query_BSHD, kKernelColumns),
                key = pad_last(in.key_BSD, kKernelColumns);
   const Tensor weights = in.weights_BSH.to(at::kFloat).contiguous();
-  const Tensor indices = indices_BSK.to(at::kInt).contiguous();
+  const Tensor indices = to_int32(indices_BSK);
   const Tensor d_scores = d_scores_BSK.to(at::kFloat).contiguous();
   const Tensor d_query = at::empty(query.sizes(), query.options());
   const Tensor d_key = at::empty(key.sizes(), key.options());

@@ -43,7 +43,7 @@ struct Operands {
   Operands(const Tensor& query, const Tensor& key, const Tensor& indices, double scale, int64_t V)
       : query_BSHD(pad_parts(query, V)),
         key_BLD(pad_parts(key, V)),
-        indices_BSK(indices.to(at::kInt).contiguous()),
+        indices_BSK(to_int32(indices)),
         D(query.size(3)),
         V(V),
         args{.dtype = kernel_dtype(query),
@@ -149,7 +149,7 @@ struct ExpandedOperands {
       : query_BSHD(pad_last(query, kKernelColumns)),
         key_rows(head_rows(key)),
         value_rows(head_rows(value)),
-        indices_BSK(indices.to(at::kInt).contiguous()),
+        indices_BSK(to_int32(indices)),
         args{.dtype = kernel_dtype(query),
              .B = query.size(0),
              .S = query.size(1),
