@@ -78,7 +78,7 @@ void check(const CLI::App& command, std::optional<int64_t> ranks) {
   print_remarks("notes", notes(config));
   print_missing_paths(config);
   const ResolvedModel model = resolve_model(config);
-  if (missing.empty()) train::check_converters(config, model.shape);
+  if (missing.empty()) train::check_job(config, ranks.value_or(1));
   fmt::print("model: {}\n", model.source);
   if (ranks) fmt::print("{}\n", check_degrees(config, *ranks));
   fmt::print("{}: the file is valid; {}\n", file.empty() ? "defaults" : file,

@@ -285,7 +285,10 @@ class Ranks {
 
   void poll() {
     std::this_thread::sleep_for(kPoll);
-    if (const int signal = received.exchange(0)) send(signal);
+    if (const int signal = received.exchange(0)) {
+      passed_on_ = signal;
+      send(signal);
+    }
     collect();
   }
 
@@ -299,7 +302,13 @@ class Ranks {
       if (rank.ended || waitpid(rank.process, &status, WNOHANG) != rank.process) continue;
       read_output(number, rank);
       rank.ended = status;
-      if (auto failure = failure_of(number, rank)) failures_.push_back(*std::move(failure));
+      auto failure = failure_of(number, rank);
+      // It had nothing to save yet.
+      if (failure && WIFSIGNALED(status) && WTERMSIG(status) == passed_on_) {
+        failure->what = fmt::format("stopped by signal {} ({}) before the first step", passed_on_,
+                                    strsignal(passed_on_));
+      }
+      if (failure) failures_.push_back(*std::move(failure));
     }
   }
 
@@ -315,6 +324,7 @@ class Ranks {
 
   TemporaryFolder reports_;
   std::vector<Rank> ranks_;
+  int passed_on_ = 0;              // the signal that this process was sent last
   std::vector<Failure> failures_;  // in the order in which they were seen
 };
 

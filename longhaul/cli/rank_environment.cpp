@@ -57,6 +57,9 @@ void find_host(const Variables& variables, const Launcher& launcher, RankEnviron
   }
   if (const auto port = variables("MASTER_PORT")) {
     found.port = number("MASTER_PORT", *port);
+    if (found.port == 0 || found.port > 65535) {
+      fail_user("the environment's MASTER_PORT is {}; expected a port, 1 to 65535", found.port);
+    }
   } else if (const auto job = variables("SLURM_JOB_ID")) {
     found.port = kSlurmPorts + number("SLURM_JOB_ID", *job) % kSlurmPorts;
   } else {
@@ -76,6 +79,10 @@ Variables process_variables() {
 std::optional<RankEnvironment> rank_environment(const Variables& variables) {
   for (const auto& launcher : kLaunchers) {
     const auto rank = variables(launcher.rank), size = variables(launcher.size);
+    if (rank && !size && launcher.name == std::string("torchrun")) {
+      fail_user("the environment's {} is {}, but {} is not set", launcher.rank, *rank,
+                launcher.size);
+    }
     if (!rank || !size) continue;
     RankEnvironment found{.rank = number(launcher.rank, *rank),
                           .size = number(launcher.size, *size),
@@ -83,11 +90,11 @@ std::optional<RankEnvironment> rank_environment(const Variables& variables) {
                           .port = 0,
                           .listen_socket = {},
                           .origin = fmt::format("{}'s {}", launcher.name, launcher.rank)};
-    if (found.size <= 1) return std::nullopt;  // and it has the last word
     if (found.rank >= found.size) {
       fail_user("the environment's {} is {}, but {} says that there are {} ranks", launcher.rank,
                 found.rank, launcher.size, found.size);
     }
+    if (found.size == 1) return std::nullopt;  // and it has the last word
     if (const auto local = variables(launcher.local_rank)) {
       found.local_rank = number(launcher.local_rank, *local);
     }

@@ -12,6 +12,7 @@
 #include "longhaul/config/degrees.h"
 #include "longhaul/config/write.h"
 #include "longhaul/train/device.h"
+#include "longhaul/train/preflight.h"
 #include "longhaul/train/run.h"
 
 namespace longhaul::cli {
@@ -55,11 +56,15 @@ std::vector<std::string> words_of_rank(const CLI::App& command) {
 
 void train(const CLI::App& command, int64_t ranks) {
   const JobConfig config = load_job_of(command).config;
+  constexpr int64_t kMostRanks = 1024;
+  if (ranks < 1 || ranks > kMostRanks) {
+    fail_user("--ranks {}: expected 1 to {} processes on this machine", ranks, kMostRanks);
+  }
   if (ranks != 1) {
-    check_degrees(config, ranks);
     if (rank_environment(process_variables())) {
       fail_user("--ranks {}: another launcher has started the ranks already; leave it out", ranks);
     }
+    train::check_job(config, ranks);  // once, and not by each of them
     launch_ranks(narrow<int>(ranks), words_of_rank(command));
     return;
   }

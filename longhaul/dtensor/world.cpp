@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <future>
 #include <map>
+#include <optional>
 #include <set>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -33,39 +36,57 @@ struct Connection {
 
 using Connect = std::function<Connection(const GroupRequest&)>;
 
+// What f returns, or nullopt if it does not return within `limit`: the store waits for ever for an
+// answer of a rank 0 that hangs, whatever its own time limit. f goes on then, on a thread that
+// nobody waits for, so it must hold what it uses.
+template <typename F>
+auto within(milliseconds limit, F f) -> std::optional<decltype(f())> {
+  std::packaged_task<decltype(f())()> task(std::move(f));
+  auto result = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (result.wait_for(limit) != std::future_status::ready) return std::nullopt;
+  return result.get();
+}
+
 constexpr const char* kLoopback = "127.0.0.1";
 
 // Gloo knows of the other ranks only that a connection is silent or closed. So each rank whose
 // collective fails says in the store where that was, and reads where the others were: one that
 // computes or is dead says nothing.
-Diagnose ask_through(StorePtr store, const GroupRequest& request) {
-  return [store = std::move(store), request](const std::string& operation) -> std::string {
-    constexpr milliseconds kPatience{1000};
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    const auto key = [](int rank) { return fmt::format("failed/{}", rank); };
-    std::string elsewhere;
-    std::vector<int> silent;
+std::string ask(const StorePtr& store, const GroupRequest& request, const std::string& operation) {
+  constexpr milliseconds kPatience{1000};
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto key = [](int rank) { return fmt::format("failed/{}", rank); };
+  std::string elsewhere;
+  std::vector<int> silent;
+  try {
+    store->set(key(request.global_ranks[request.rank_in_group]), operation);
+  } catch (const std::exception&) {
+    return "the ranks' store does not answer, so rank 0 of all ranks may be lost";
+  }
+  for (const int rank : request.global_ranks) {
+    const auto rest =
+        std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
     try {
-      store->set(key(request.global_ranks[request.rank_in_group]), operation);
+      store->wait({key(rank)}, std::max(rest, milliseconds{1}));
+      const std::string other = store->get_to_str(key(rank));
+      if (other != operation) elsewhere += fmt::format("; rank {} failed in {}", rank, other);
     } catch (const std::exception&) {
-      return "the ranks' store does not answer, so rank 0 of all ranks may be lost";
+      silent.push_back(rank);
     }
-    for (const int rank : request.global_ranks) {
-      const auto rest =
-          std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
-      try {
-        store->wait({key(rank)}, std::max(rest, milliseconds{1}));
-        const std::string other = store->get_to_str(key(rank));
-        if (other != operation) elsewhere += fmt::format("; rank {} failed in {}", rank, other);
-      } catch (const std::exception&) {
-        silent.push_back(rank);
-      }
-    }
-    return (silent.empty()
-                ? "all ranks report"
-                : fmt::format("nothing was heard of {} {}, which may be lost or late",
-                              silent.size() == 1 ? "rank" : "ranks", fmt::join(silent, ", "))) +
-           elsewhere;
+  }
+  return (silent.empty()
+              ? "all ranks report"
+              : fmt::format("nothing was heard of {} {}, which may be lost or late",
+                            silent.size() == 1 ? "rank" : "ranks", fmt::join(silent, ", "))) +
+         elsewhere;
+}
+
+Diagnose ask_through(StorePtr store, const GroupRequest& request) {
+  return [store = std::move(store), request](const std::string& operation) {
+    constexpr milliseconds kPatience{3000};
+    return within(kPatience, [=] { return ask(store, request, operation); })
+        .value_or("the ranks' store does not answer, so rank 0 of all ranks may hang");
   };
 }
 
@@ -97,15 +118,24 @@ StorePtr open_tcp_store(const Rendezvous& place) {
   options.numWorkers = place.size;
   options.timeout = place.timeout;
   options.masterListenFd = place.listen_socket;
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(place.host, options);
-  } catch (const c10::Error& error) {
-    throw Error(fmt::format(
+  const auto fail = [&](const std::string& why) {
+    throw CollectiveError(fmt::format(
         "rank {}: the {} ranks did not meet at {}:{} within {} ms ({}); check that all run, that "
         "rank 0 listens there and that the port is free",
-        place.rank, place.size, place.host, place.port, place.timeout.count(),
-        error.what_without_backtrace()));
+        place.rank, place.size, place.host, place.port, place.timeout.count(), why));
+  };
+  // It keeps its own limit where rank 0 is absent, but not where that accepts and says nothing.
+  const milliseconds limit = place.timeout + std::chrono::seconds(5);
+  try {
+    const auto open = [host = place.host, options] {
+      return c10::make_intrusive<c10d::TCPStore>(host, options);
+    };
+    if (auto store = within(limit, open)) return *std::move(store);
+  } catch (const c10::Error& error) {
+    fail(error.what_without_backtrace());
   }
+  fail("rank 0 does not answer");
+  return {};
 }
 
 }  // namespace
@@ -204,10 +234,12 @@ Communicator World::make_group(const std::string& axis, const std::vector<int>& 
   Connection connection;
   try {
     connection = state_->connect(request);
-  } catch (const c10::Error& error) {
-    throw CollectiveError(fmt::format("rank {}: the group of axis {} (ranks {}) did not form: {}",
-                                      rank(), axis, fmt::join(global_ranks, ", "),
-                                      error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+    throw CollectiveError(
+        fmt::format("rank {}: the group of axis {} (ranks {}) did not form: {}", rank(), axis,
+                    fmt::join(global_ranks, ", "),
+                    c10_error ? c10_error->what_without_backtrace() : error.what()));
   }
   Communicator group(std::move(connection.host), std::move(connection.device), axis, global_ranks,
                      log(), std::move(connection.diagnose));

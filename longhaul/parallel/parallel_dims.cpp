@@ -24,16 +24,19 @@ ParallelDims ParallelDims::make(const JobConfig& config, dtensor::World& world) 
   dims.degrees = resolve_degrees(config, world.size());
   const Degrees& d = dims.degrees;
   refuse(config, d);
-  const std::vector<dtensor::DeviceMesh::AxisSize> dense = {
-      {"dp_replicate", d.replicate}, {"dp_shard", d.shard}, {"cp", d.cp}, {"tp", d.tp}};
+  const std::vector<dtensor::DeviceMesh::AxisSize> dense = {{"pp", d.pp},
+                                                            {"dp_replicate", d.replicate},
+                                                            {"dp_shard", d.shard},
+                                                            {"cp", d.cp},
+                                                            {"tp", d.tp}};
   const std::vector<dtensor::DeviceMesh::AxisSize> sparse = {
-      {"dp_replicate", d.replicate}, {"efsdp", d.efsdp}, {"ep", d.ep}};
+      {"pp", d.pp}, {"dp_replicate", d.replicate}, {"efsdp", d.efsdp}, {"ep", d.ep}};
   dims.mesh = dtensor::DeviceMesh::make(world, dense);
   dims.tp = dims.mesh->slice({"tp"});
   const auto flatten = [&](const std::vector<std::string>& names, const char* name) {
     return dtensor::flattened_axis(world, dense, names, name);
   };
-  dims.all = flatten({"dp_replicate", "dp_shard", "cp", "tp"}, "all");
+  dims.all = flatten({"pp", "dp_replicate", "dp_shard", "cp", "tp"}, "all");
   dims.dp = flatten({"dp_replicate", "dp_shard"}, "dp");
   dims.fsdp = flatten({"dp_shard", "cp"}, "fsdp");
   dims.tokens = flatten({"dp_shard", "cp", "tp"}, "tokens");

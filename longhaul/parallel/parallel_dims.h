@@ -18,7 +18,8 @@ struct ParallelDims {
   static ParallelDims make(const JobConfig& config, dtensor::World& world);
 
   Degrees degrees;
-  // dp_replicate x dp_shard x cp x tp; the last varies fastest with the rank.
+  // pp (1 until there are stages) x dp_replicate x dp_shard x cp x tp; the last varies fastest with
+  // the rank.
   dtensor::Mesh mesh;
 
   dtensor::Mesh tp;  // of its axis tp alone, on which tensor parallelism cuts

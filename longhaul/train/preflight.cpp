@@ -8,6 +8,8 @@
 #include "longhaul/base/error.h"
 #include "longhaul/base/system.h"
 #include "longhaul/base/text.h"
+#include "longhaul/config/capability.h"
+#include "longhaul/config/degrees.h"
 #include "longhaul/converters/converters.h"
 #include "longhaul/models/deepseek_v3/flops.h"
 #include "longhaul/models/deepseek_v3/model.h"
@@ -87,10 +89,20 @@ void check_converters(const JobConfig& config, const deepseek_v3::ModelConfig& s
 }
 
 void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,
-                       const parallel::ParallelDims& dims) {
-  parallel::check_context_parallel(config, dims.degrees.cp);
-  parallel::check_expert_parallel(resolved.shape, dims.degrees.ep);
-  parallel::check_tensor_parallel(resolved.shape, dims.degrees.tp);
+                       const Degrees& degrees) {
+  parallel::check_context_parallel(config, degrees.cp);
+  parallel::check_expert_parallel(resolved.shape, degrees.ep);
+  parallel::check_tensor_parallel(resolved.shape, degrees.tp);
+}
+
+void check_job(const JobConfig& config, int64_t ranks) {
+  refuse_missing_behaviour(config, ranks);
+  const Degrees degrees = resolve_degrees(config, ranks);
+  const ResolvedModel resolved = resolve_model(config);
+  check_converters(config, resolved.shape);
+  check_parallelism(config, resolved, degrees);
+  check_no_decay(config, resolved);
+  check_recomputed_products(config, resolved);
 }
 
 void check_kernels() { cpu::chosen_isa(); }

@@ -13,7 +13,10 @@ void check_converters(const JobConfig& config, const deepseek_v3::ModelConfig& s
 
 // Throws UserError if the sequences or the experts cannot be dealt to the ranks.
 void check_parallelism(const JobConfig& config, const ResolvedModel& resolved,
-                       const parallel::ParallelDims& dims);
+                       const Degrees& degrees);
+
+// All of it that can be known without the data and the machine, for `ranks` ranks. UserError.
+void check_job(const JobConfig& config, int64_t ranks);
 
 // Throws UserError if LONGHAUL_ISA names no instruction set that the processor has.
 void check_kernels();

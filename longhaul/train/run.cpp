@@ -107,7 +107,7 @@ class Run {
   Clock::time_point start_;
   int64_t first_step_ = 0;
   std::unique_ptr<data::Dataset> validation_;
-  std::unique_ptr<MetricsLog> metrics_;          // of the first rank
+  std::unique_ptr<MetricsLog> metrics_;          // of the first rank, or of each
   std::unique_ptr<ProgressLine> progress_line_;  // only on a terminal
   std::unique_ptr<Profiler> profiler_;           // only with profiling.enable_profiling
   std::optional<checkpoint::Saver> saver_;       // last: it saves to the end
@@ -187,12 +187,12 @@ void Run::prepare() {
   resume_or_begin();
   first_step_ = trainer_.progress().step;
   if (is_first_rank()) open_run_folder();
+  if (is_first_rank() || config_.metrics.save_for_all_ranks) open_metrics(config_.job.dump_folder);
   start_ = Clock::now();
 }
 
 void Run::open_run_folder() {
   const fs::path folder = config_.job.dump_folder;
-  open_metrics(folder);
   write_atomic(folder / "job.toml", to_toml(config_));
   if (config_.job.save_config_file) {
     write_atomic(folder / *config_.job.save_config_file, to_toml(config_));
@@ -212,7 +212,9 @@ void Run::open_metrics(const fs::path& folder) {
   const bool only_looks = config_.checkpoint.enable && !saves(config_);
   const bool beside = only_looks && !checkpoint::list_steps(checkpoint_folder(config_)).empty();
   const char* name = beside ? "metrics.load_only.jsonl" : "metrics.jsonl";
-  metrics_ = std::make_unique<MetricsLog>(folder / name, only_looks ? 0 : first_step_);
+  const int rank = trainer_.dims().all->rank();
+  const std::string own = rank == 0 ? name : fmt::format("metrics.rank-{}.jsonl", rank);
+  metrics_ = std::make_unique<MetricsLog>(folder / own, only_looks ? 0 : first_step_);
 }
 
 void Run::open_validation() {
@@ -336,8 +338,8 @@ Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop,
   set_determinism(config);
   const ResolvedModel resolved = resolve_model(config);
   check_converters(config, resolved.shape);
-  check_parallelism(config, resolved, dims);
-  check_machine(config, resolved, dims.fsdp->size());
+  check_parallelism(config, resolved, dims.degrees);
+  check_machine(config, resolved, dims.fsdp->size() * dims.degrees.tp);
   const FileDescriptor claim = dims.is_first() ? claim_run_folder(config) : FileDescriptor();
   const int64_t finished = ask_first(dims, [&] { return finished_step(config).value_or(kNone); });
   if (finished != kNone) {

@@ -70,8 +70,8 @@ TEST_F(Ranks, ARankThatFailsIsNamedWithItsWords) {
   const auto result = train_on(2, {"--comm.train_timeout_seconds", "20"},
                                {"LONGHAUL_FAULT=train.step:2:throw:rank-1"});
   EXPECT_EQ(result.status, 1);
-  EXPECT_THAT(result.err, HasSubstr("error: rank 1 ended with status 1"));
-  EXPECT_THAT(result.err, HasSubstr("train.step"));
+  EXPECT_THAT(last_line(result.err),
+              AllOf(HasSubstr("error: rank 1 ended with status 1"), HasSubstr("train.step")));
 }
 
 TEST_F(Ranks, TheFirstRanksWordsAreShownToo) {
@@ -96,6 +96,41 @@ TEST_F(Ranks, ARankThatHangsIsNamedAndTheRunEnds) {
   const auto again = train_on(2, {});
   EXPECT_EQ(again.status, 0) << again.err;
   EXPECT_THAT(again.out + again.err, HasSubstr("resumed from"));
+}
+
+// The first rank has the store that the others ask when they wait in vain.
+TEST_F(Ranks, AFrozenFirstRankIsNamedAndTheRunEnds) {
+  Program program(train_words({"--ranks", "2", "--training.steps", "100000",
+                               "--comm.train_timeout_seconds", "2"}),
+                  here());
+  while (program.running() && metrics().empty()) usleep(20000);
+  const auto pid = std::to_string(program.pid());
+  const std::string children = slurp("/proc/" + pid + "/task/" + pid + "/children");
+  ASSERT_EQ(::kill(std::stoi(children), SIGSTOP), 0) << children;
+  const auto result = program.wait();
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(last_line(result.err),
+              AllOf(HasSubstr("error: rank 1 ended with status 1"), HasSubstr("may hang"),
+                    HasSubstr("hanging or slow: rank 0")));
+}
+
+TEST_F(Ranks, WriteTheirOwnMetricsWhereAsked) {
+  ASSERT_EQ(train_on(2, {"--metrics.save_for_all_ranks"}).status, 0);
+  EXPECT_EQ(metrics("run").size(), 6u);
+  const std::string other = slurp(path("run/metrics.rank-1.jsonl"));
+  EXPECT_EQ(std::count(other.begin(), other.end(), '\n'), 6);
+}
+
+TEST_F(Ranks, AMistakeOfTheJobIsToldOnce) {
+  for (const Words& words :
+       {Words{"--parallelism.tensor_parallel_degree", "2", "--parallelism.pipeline_parallel_degree",
+              "2"},
+        Words{"--parallelism.context_parallel_degree", "4", "--training.seq_len", "63"}}) {
+    const auto result = train_on(4, words);
+    EXPECT_EQ(result.status, 2);
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  }
+  expect_user_error(train_on(0, {}), {"--ranks 0", "1 to 1024"});
 }
 
 TEST_F(Ranks, ReportTheirFailureWhereTorchrunReadsIt) {
@@ -174,6 +209,12 @@ TEST(RankEnvironment, MistakesAreNamed) {
   EXPECT_THAT(text_of({{"RANK", "2"}, {"WORLD_SIZE", "2"}}),
               AllOf(HasSubstr("RANK is 2"), HasSubstr("WORLD_SIZE says that there are 2")));
   EXPECT_THAT(text_of({{"RANK", "1"}, {"WORLD_SIZE", "2"}}), HasSubstr("set MASTER_ADDR"));
+  EXPECT_THAT(text_of({{"RANK", "1"}}), HasSubstr("WORLD_SIZE is not set"));
+  EXPECT_THAT(text_of({{"RANK", "5"}, {"WORLD_SIZE", "1"}}), HasSubstr("RANK is 5"));
+  EXPECT_THAT(
+      text_of(
+          {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "host"}, {"MASTER_PORT", "99999"}}),
+      HasSubstr("MASTER_PORT is 99999"));
 }
 
 }  // namespace

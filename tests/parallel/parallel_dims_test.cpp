@@ -31,7 +31,7 @@ ParallelDims dims_of(int rank, int size, const std::vector<std::string>& overrid
 TEST(ParallelDims, TheGroupsOfEveryKindOnSixteenRanks) {
   // rank = ((replicate * 2 + shard) * 2 + cp) * 2 + tp; rank 13 = (1, 1, 0, 1).
   const auto dims = dims_of(13, 16, words(2, -1, 2, 2, 4));
-  EXPECT_EQ(dims.mesh->text(), "dp_replicate 2 x dp_shard 2 x cp 2 x tp 2");
+  EXPECT_EQ(dims.mesh->text(), "pp 1 x dp_replicate 2 x dp_shard 2 x cp 2 x tp 2");
   EXPECT_EQ(dims.mesh->axis("dp_replicate").global_ranks(), (Ranks{5, 13}));
   EXPECT_EQ(dims.mesh->axis("dp_shard").global_ranks(), (Ranks{9, 13}));
   EXPECT_EQ(dims.mesh->axis("cp").global_ranks(), (Ranks{13, 15}));

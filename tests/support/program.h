@@ -69,6 +69,8 @@ class Program {
 
   void signal(int number) const { ::kill(child_, number); }
 
+  pid_t pid() const { return child_; }
+
   // False once it has ended.
   bool running() {
     if (child_ > 0 && !waited_ && waitpid(child_, &wait_status_, WNOHANG) == child_) waited_ = true;
