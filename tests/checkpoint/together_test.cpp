@@ -160,6 +160,7 @@ TEST(Saver, AFailureInTheBackgroundIsToldOnceAndTheOlderCheckpointStays) {
   Saver saver(options(folder, AsyncMode::kCopy), alone(world));
   saver.save(make_snapshot(1));
   saver.save(make_snapshot(2));
+  saver.finish();
   {
     const fault::Armed armed("checkpoint.manifest:1:enospc");
     saver.save(make_snapshot(3));
