@@ -17,7 +17,7 @@ struct Kill {
 };
 
 constexpr Kill kKills[] = {
-    {"checkpoint.begin:2:kill:rank-0", false},    {"checkpoint.shard:3:kill:rank-2", false},
+    {"checkpoint.begin:2:kill:rank-0", false},    {"checkpoint.shard:2:kill:rank-2", false},
     {"checkpoint.manifest:2:kill:rank-0", false}, {"checkpoint.rename:2:kill:rank-0", false},
     {"checkpoint.renamed:2:kill:rank-0", true},   {"checkpoint.done:2:kill:rank-3", true}};
 
