@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "longhaul/checkpoint/checkpoint.h"
-#include "longhaul/checkpoint/tensor_source.h"
+#include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/config/job_config.h"
 #include "longhaul/data/dataset.h"
 #include "longhaul/models/deepseek_v3/model.h"
