@@ -261,10 +261,11 @@ Header parse_header(std::string_view start, int64_t file_bytes, const std::strin
   return header;
 }
 
-Writer::Writer(const fs::path& path, std::vector<TensorInfo> tensors, const Metadata& metadata)
+Writer::Writer(const fs::path& path, std::vector<TensorInfo> tensors, const Metadata& metadata,
+               Order order)
     : file_(path), tensors_(std::move(tensors)) {
   check_names(tensors_, path.string());
-  order_for_writing(tensors_);
+  if (order == Order::kForWriting) order_for_writing(tensors_);
   const std::string head = encode_header(tensors_, metadata, path.string());
   LONGHAUL_CHECK(static_cast<int64_t>(head.size()) <= kMaxHeaderBytes,
                  "{}: the header would have {} bytes; use more files", path.string(), head.size());

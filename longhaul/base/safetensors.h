@@ -87,8 +87,12 @@ void order_for_writing(std::vector<TensorInfo>& tensors);
 // Streams tensors into a new file; write() follows tensors().
 class Writer {
  public:
+  // kForWriting is that of order_for_writing().
+  enum class Order : uint8_t { kForWriting, kAsGiven };
+
   // begin and end of `tensors` are ignored.
-  Writer(const fs::path& path, std::vector<TensorInfo> tensors, const Metadata& metadata = {});
+  Writer(const fs::path& path, std::vector<TensorInfo> tensors, const Metadata& metadata = {},
+         Order order = Order::kForWriting);
 
   // In the order of the data section, with offsets.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }

@@ -17,6 +17,7 @@ class HfReader : public TensorSource {
 
   const fs::path& path() const override { return path_; }
   std::vector<std::string> names() const override;
+  bool contains(const std::string& name) const { return place_.contains(name); }
   const safetensors::TensorInfo& info(const std::string& name) const override;
   at::Tensor load(const std::string& name) const override { return load(name, std::nullopt); }
   // Converted to `dtype`, if given.

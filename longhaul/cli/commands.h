@@ -10,6 +10,7 @@ namespace longhaul::cli {
 
 void add_checkpoint_command(CLI::App& app);
 void add_config_command(CLI::App& app);
+void add_convert_command(CLI::App& app);
 void add_eval_command(CLI::App& app);
 void add_generate_command(CLI::App& app);
 void add_tokenizer_command(CLI::App& app);

@@ -33,6 +33,7 @@ void add_commands(CLI::App& app) {
   app.footer("Example:\n  longhaul train configs/quickstart.toml");
   add_checkpoint_command(app);
   add_config_command(app);
+  add_convert_command(app);
   add_eval_command(app);
   add_generate_command(app);
   add_tokenizer_command(app);

@@ -17,10 +17,6 @@ struct Rule {
   const char* text;
 };
 
-bool saves(const JobConfig& config) {
-  return config.checkpoint.enable && !config.checkpoint.load_only;
-}
-
 // By operator, with attention among those whose results are kept.
 bool saves_attention(const ActivationCheckpoint& ac) {
   return ac.mode == "selective" && ac.selective_ac_option == "op" &&
@@ -31,10 +27,6 @@ bool saves_attention(const ActivationCheckpoint& ac) {
 bool converts_attention(const Strings& converters) {
   return std::any_of(converters.begin(), converters.end(),
                      [](auto& name) { return name == "dsa" || name == "npu_dsa"; });
-}
-
-bool loads_initial(const JobConfig& config) {
-  return config.checkpoint.enable && config.checkpoint.initial_load_path.has_value();
 }
 
 // Of a single rank; on more the degrees must multiply to their number.
@@ -75,18 +67,6 @@ std::vector<Rule> parallel_rules() {
 
 std::vector<Rule> checkpoint_rules() {
   return {
-      {"checkpoint.initial_load_in_hf_quantized",
-       [](auto& c) { return loads_initial(c) && c.checkpoint.initial_load_in_hf_quantized; },
-       "quantized weights cannot be read yet; convert them to bfloat16 and set it to false"},
-      {"checkpoint.last_save_in_hf",
-       [](auto& c) { return saves(c) && c.checkpoint.last_save_in_hf; },
-       "a run cannot end with a Hugging Face folder yet; set it to false"},
-      {"checkpoint.export_dtype",
-       [](auto& c) {
-         return saves(c) && c.checkpoint.last_save_model_only &&
-                c.checkpoint.export_dtype != "float32";
-       },
-       "the last checkpoint keeps the type of the weights in this version; set it to \"float32\""},
       {"checkpoint.create_seed_checkpoint",
        [](auto& c) { return c.checkpoint.enable && c.checkpoint.create_seed_checkpoint; },
        "not needed, initial weights do not depend on the layout; set it to false"},

@@ -64,13 +64,14 @@ void add_checkpoint(std::vector<Option>& table) {
   checkpoint.key("initial_load_in_hf", &S::initial_load_in_hf,
                  "initial_load_path is a Hugging Face folder of safetensors.");
   checkpoint.key("initial_load_in_hf_quantized", &S::initial_load_in_hf_quantized,
-                 "The Hugging Face weights are quantized (FP8 blocks with scales).");
+                 "The Hugging Face weights may be quantized (FP8 blocks with scales).");
   checkpoint.key("last_save_model_only", &S::last_save_model_only,
                  "The checkpoint of the last step holds only the weights.");
   checkpoint.key("last_save_in_hf", &S::last_save_in_hf,
-                 "The checkpoint of the last step is a Hugging Face folder.");
+                 "Also write the weights of the last step as a Hugging Face folder, step-N-hf.");
   checkpoint.key("export_dtype", &S::export_dtype,
-                 "Type of the weights in a last checkpoint that holds only the weights.",
+                 "Type of the weights in a last checkpoint that holds only the weights; float32 "
+                 "leaves them as they are.",
                  one_of({"float16", "bfloat16", "float32"}));
   checkpoint.key("async_mode", &S::async_mode, "Save while training goes on.",
                  one_of({"disabled", "async", "async_with_pinned_mem"}));

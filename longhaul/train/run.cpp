@@ -18,6 +18,7 @@
 #include "longhaul/config/write.h"
 #include "longhaul/train/data_source.h"
 #include "longhaul/train/guard.h"
+#include "longhaul/train/hf_export.h"
 #include "longhaul/train/preflight.h"
 #include "longhaul/train/profiler.h"
 #include "longhaul/train/resume.h"
@@ -96,6 +97,7 @@ class Run {
   bool wants_to_stop() const;
   bool due(int64_t every) const { return every > 0 && trainer_.progress().step % every == 0; }
   void save(bool last);
+  void save_in_hf();
   void finish_saving();
   void report_failed_save();
 
@@ -312,7 +314,19 @@ void Run::save(bool last) {
         "with a lower optimizer.lr",
         trainer_.progress().step, name);
   }
-  saver_->save(trainer_.snapshot(last && options.last_save_model_only));
+  const bool weights_only = last && options.last_save_model_only;
+  // Before the checkpoint, with which the run is finished.
+  if (weights_only && options.last_save_in_hf) save_in_hf();
+  saver_->save(weights_only ? trainer_.weights(export_dtype(config_)) : trainer_.snapshot());
+}
+
+void Run::save_in_hf() {
+  const fs::path folder = hf_folder(config_, trainer_.progress().step);
+  export_hf(folder, trainer_.weights(export_dtype(config_)), trainer_.model().config(),
+            {.assets = config_.model.hf_assets_path,
+             .replace = true,
+             .ranks = trainer_.dims().all.get()});
+  log::info("Hugging Face folder in {}", folder.string());
 }
 
 void Run::finish_saving() {

@@ -3,7 +3,7 @@
 //
 //   <dump_folder>/job.toml        the resolved job
 //                 metrics.jsonl   one object a step
-//                 checkpoint/     step-N folders
+//                 checkpoint/     step-N folders; step-N-hf: the last weights for Hugging Face
 //                 summary.md, loss.svg
 #pragma once
 

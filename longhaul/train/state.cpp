@@ -10,10 +10,10 @@
 #include "longhaul/base/log.h"
 #include "longhaul/base/safetensors.h"
 #include "longhaul/checkpoint/checkpoint_reader.h"
-#include "longhaul/checkpoint/hf_reader.h"
 #include "longhaul/config/load.h"
 #include "longhaul/config/write.h"
-#include "longhaul/models/deepseek_v3/hf_adapter.h"
+#include "longhaul/train/hf_export.h"
+#include "longhaul/train/hf_import.h"
 #include "longhaul/train/trainer.h"
 
 namespace longhaul::train {
@@ -69,39 +69,73 @@ void warn_of_other_data(const std::string& saved_job, const JobConfig& config,
 
 }  // namespace
 
-checkpoint::Snapshot Trainer::snapshot(bool model_only) const {
-  checkpoint::Snapshot snapshot;
-  snapshot.step = progress_.step;
-  snapshot.model_only = model_only;
-  // What this rank holds of each tensor, and of which parameter it is.
+checkpoint::Snapshot Trainer::snapshot() const {
+  checkpoint::Snapshot snapshot = weights(std::nullopt);
+  snapshot.model_only = false;
+  // What this rank holds of each moment, and of which parameter it is.
   std::map<std::string, std::pair<nn::NamedParameter, at::Tensor>> parts;
-  nlohmann::json steps = nlohmann::json::object();
-  for (const auto& state : state_tensors(*model_)) {
-    parts.emplace(state.name, std::pair(state, state.tensor->detach()));
+  nlohmann::json& steps = snapshot.trainer["optimizer_steps"];
+  for (const auto& state : parameters_) {
     const auto moments = optimizer_.state().find(state.name);
-    if (model_only || moments == optimizer_.state().end()) continue;
+    if (moments == optimizer_.state().end()) continue;
     parts.emplace(kExpAvg + state.name, std::pair(state, moments->second.exp_avg));
     parts.emplace(kExpAvgSq + state.name, std::pair(state, moments->second.exp_avg_sq));
     steps[state.name] = moments->second.step;
   }
-  const bool alone = dims_.all->size() == 1;
   for (const auto& [name, part] : parts) {
     const auto& [of, tensor] = part;
-    snapshot.tensors[name] =
-        alone ? tensor
-              : at::empty(fsdp_->part_of(of).global_sizes, tensor.options().device(at::kMeta));
+    snapshot.tensors[name] = snapshot.fetch ? shape_of_whole(of, tensor.scalar_type()) : tensor;
   }
-  if (!alone) {
-    snapshot.fetch = [this, parts = std::move(parts)](const std::string& name) {
-      const auto& [of, tensor] = parts.at(name);
-      return fsdp_->whole_of(of, tensor);
+  if (snapshot.fetch) {
+    snapshot.fetch = [this, parts = std::move(parts),
+                      fetch_weight = snapshot.fetch](const std::string& name) {
+      const auto part = parts.find(name);
+      if (part == parts.end()) return fetch_weight(name);
+      return fsdp_->whole_of(part->second.first, part->second.second);
     };
   }
-  snapshot.trainer = {
-      {"step", progress_.step},     {"rows", progress_.rows},
-      {"tokens", progress_.tokens}, {"seed", seed_of(config_)},
-      {"optimizer_steps", steps},   {"model_config", deepseek_v3::to_hf_json(model_->config())},
-      {"job", to_toml(config_)}};
+  return snapshot;
+}
+
+at::Tensor Trainer::shape_of_whole(const nn::NamedParameter& state, at::ScalarType dtype) const {
+  return at::empty(fsdp_->part_of(state).global_sizes, at::device(at::kMeta).dtype(dtype));
+}
+
+checkpoint::Snapshot Trainer::weights(std::optional<at::ScalarType> dtype) const {
+  checkpoint::Snapshot snapshot;
+  snapshot.step = progress_.step;
+  snapshot.model_only = true;
+  struct Weight {
+    nn::NamedParameter of;
+    at::ScalarType dtype;
+  };
+  std::map<std::string, Weight> weights;
+  for (const auto& parameter : model_->parameters()) {
+    const auto own = parameter.tensor->scalar_type();
+    weights.emplace(parameter.name, Weight{parameter, dtype.value_or(own)});
+  }
+  for (const auto& bias : model_->buffers()) {
+    weights.emplace(bias.name, Weight{bias, bias.tensor->scalar_type()});
+  }
+  const bool as_they_are = dims_.all->size() == 1 && !dtype;
+  for (const auto& [name, weight] : weights) {
+    snapshot.tensors[name] =
+        as_they_are ? weight.of.tensor->detach() : shape_of_whole(weight.of, weight.dtype);
+  }
+  if (!as_they_are) {
+    snapshot.fetch = [this, weights = std::move(weights)](const std::string& name) {
+      const auto& weight = weights.at(name);
+      const at::Tensor whole = fsdp_->whole_of(weight.of, weight.of.tensor->detach());
+      return to_dtype(name, whole, weight.dtype);
+    };
+  }
+  snapshot.trainer = {{"step", progress_.step},
+                      {"rows", progress_.rows},
+                      {"tokens", progress_.tokens},
+                      {"seed", seed_of(config_)},
+                      {"optimizer_steps", nlohmann::json::object()},
+                      {"model_config", deepseek_v3::to_hf_json(model_->config())},
+                      {"job", to_toml(config_)}};
   return snapshot;
 }
 
@@ -143,7 +177,7 @@ void Trainer::restore_moments(const checkpoint::CheckpointReader& reader) {
 
 void Trainer::load_weights(const std::string& path, bool hugging_face) {
   if (hugging_face) {
-    load_hf_folder(*model_, path, part_of());
+    load_hf_folder(*model_, path, config_.checkpoint.initial_load_in_hf_quantized, part_of());
   } else {
     const checkpoint::CheckpointReader reader(checkpoint::open_source(path)->path());
     if (config_.checkpoint.verify_on_load) reader.verify();
@@ -151,14 +185,13 @@ void Trainer::load_weights(const std::string& path, bool hugging_face) {
   }
 }
 
-void load_model_tensors(deepseek_v3::Model& model, const checkpoint::TensorSource& source,
-                        const std::string& origin, const deepseek_v3::PartOf& part_of) {
+std::string find_misfits(const deepseek_v3::Model& model, const checkpoint::TensorSource& source,
+                         const deepseek_v3::PartOf& part_of) {
   std::vector<std::string> problems;
   const auto names = source.names();
   const std::set<std::string> present(names.begin(), names.end());
   std::set<std::string> known;
-  const auto wanted = state_tensors(model);
-  for (const auto& state : wanted) {
+  for (const auto& state : state_tensors(model)) {
     known.insert(state.name);
     const auto sizes = part_of(state).global_sizes;
     if (present.count(state.name) == 0) {
@@ -171,43 +204,25 @@ void load_model_tensors(deepseek_v3::Model& model, const checkpoint::TensorSourc
   for (const auto& name : names) {
     if (!is_optimizer(name) && known.count(name) == 0) problems.push_back(name + " is unexpected");
   }
-  if (!problems.empty()) {
-    const size_t shown = std::min<size_t>(problems.size(), 8);
+  const size_t shown = std::min<size_t>(problems.size(), 8);
+  return fmt::format(
+      "{}{}", fmt::join(problems.begin(), problems.begin() + shown, "; "),
+      problems.size() > shown ? fmt::format("; ... ({} in all)", problems.size()) : "");
+}
+
+void load_model_tensors(deepseek_v3::Model& model, const checkpoint::TensorSource& source,
+                        const std::string& origin, const deepseek_v3::PartOf& part_of) {
+  if (const std::string misfits = find_misfits(model, source, part_of); !misfits.empty()) {
     fail_user(
-        "{} does not fit the job's model: {}{}; set model.flavor to the model it was made with, "
+        "{} does not fit the job's model: {}; set model.flavor to the model it was made with, "
         "or another checkpoint.folder",
-        origin, fmt::join(problems.begin(), problems.begin() + shown, "; "),
-        problems.size() > shown ? fmt::format("; ... ({} in all)", problems.size()) : "");
+        origin, misfits);
   }
   const at::NoGradGuard no_grad;
-  for (const auto& state : wanted) {
+  for (const auto& state : state_tensors(model)) {
     state.tensor->copy_(
         nn::take_part(source.load(state.name), part_of(state), state.tensor->sizes()));
   }
-}
-
-// Numbers that mean nothing without the scales of a quantization would load without a word.
-void refuse_quantized(const checkpoint::HfReader& reader, const std::string& path) {
-  for (const auto& name : reader.names()) {
-    const auto dtype = reader.info(name).dtype;
-    const bool floating = dtype == safetensors::DType::kF32 || dtype == safetensors::DType::kF64 ||
-                          dtype == safetensors::DType::kBF16 || dtype == safetensors::DType::kF16;
-    if (floating) continue;
-    fail_user("{}: {} is {}: quantized weights cannot be read yet; convert them to bfloat16", path,
-              name, safetensors::dtype_name(dtype));
-  }
-}
-
-void load_hf_folder(deepseek_v3::Model& model, const std::string& path,
-                    const deepseek_v3::PartOf& part_of) {
-  const checkpoint::HfReader reader(path);
-  refuse_quantized(reader, path);
-  deepseek_v3::HfSource source;
-  source.origin = path;
-  source.names = reader.names();
-  source.shape = [&](const std::string& name) { return reader.info(name).shape; };
-  source.load = [&](const std::string& name) { return reader.load(name, std::nullopt); };
-  deepseek_v3::load_hf(model, source, part_of);
 }
 
 }  // namespace longhaul::train

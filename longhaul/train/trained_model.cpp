@@ -7,6 +7,7 @@
 #include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/checkpoint/locate.h"
 #include "longhaul/train/device.h"
+#include "longhaul/train/hf_import.h"
 #include "longhaul/train/preflight.h"
 #include "longhaul/train/setup.h"
 #include "longhaul/train/trainer.h"
@@ -50,7 +51,8 @@ TrainedModel load_trained_model(const JobConfig& config, const std::string& chec
     if (!verified) reader.verify();
     load_model_tensors(*trained.model, reader, trained.source);
   } else {
-    load_hf_folder(*trained.model, trained.source);
+    load_hf_folder(*trained.model, trained.source,
+                   config.checkpoint.initial_load_in_hf_quantized);
   }
   return trained;
 }

@@ -61,7 +61,9 @@ class Trainer {
 
   // The state as a checkpoint, which all ranks save together. It shares the tensors' storage, and
   // ends before the next step.
-  checkpoint::Snapshot snapshot(bool model_only) const;
+  checkpoint::Snapshot snapshot() const;
+  // The weights alone, in `dtype` if given (router biases keep theirs).
+  checkpoint::Snapshot weights(std::optional<at::ScalarType> dtype) const;
   // And back, without a check of its checksums.
   void restore(const std::filesystem::path& step_folder, const Excluded& excluded = {});
   // Weights only, from a Hugging Face folder or from one of our checkpoints.
@@ -86,6 +88,8 @@ class Trainer {
     deepseek_v3::StepStats stats;
   };
 
+  // On the Meta device.
+  at::Tensor shape_of_whole(const nn::NamedParameter& state, at::ScalarType dtype) const;
   void restore_moments(const checkpoint::CheckpointReader& reader);
   StepData load_step() const;
   // The batch where and how the model takes it.
@@ -129,15 +133,16 @@ void initialize_model(deepseek_v3::Model& model, const JobConfig& config,
                       const ResolvedModel& resolved,
                       const deepseek_v3::PartOf& part_of = deepseek_v3::whole_parameter);
 
+// What of `source` does not fit the model: missing, unexpected and misshapen names, a few of many.
+// Empty: it fits.
+std::string find_misfits(const deepseek_v3::Model& model, const checkpoint::TensorSource& source,
+                         const deepseek_v3::PartOf& part_of = deepseek_v3::whole_parameter);
+
 // Copies weights and router biases out of `source`, one at a time, or the parts of them that the
 // model holds. UserError that lists missing, unexpected and misshapen names, before anything is
 // written.
 void load_model_tensors(deepseek_v3::Model& model, const checkpoint::TensorSource& source,
                         const std::string& origin,
                         const deepseek_v3::PartOf& part_of = deepseek_v3::whole_parameter);
-
-// Copies the weights of a Hugging Face folder, or the parts of them that the model holds.
-void load_hf_folder(deepseek_v3::Model& model, const std::string& path,
-                    const deepseek_v3::PartOf& part_of = deepseek_v3::whole_parameter);
 
 }  // namespace longhaul::train

@@ -50,11 +50,6 @@ TEST(Capability, EverySettingThatIsNotThere) {
       {{"--parallelism.expert_parallel_degree", "2"}, "parallelism.expert_parallel_degree"},
       {{"--comm.mode", "fake_backend"}, "comm.mode"},
       {{"--fault_tolerance.enable"}, "fault_tolerance.enable"},
-      {{"--checkpoint.enable", "--checkpoint.initial_load_path", "x",
-        "--checkpoint.initial_load_in_hf", "--checkpoint.initial_load_in_hf_quantized"},
-       "checkpoint.initial_load_in_hf_quantized"},
-      {{"--checkpoint.enable", "--checkpoint.last_save_in_hf"}, "checkpoint.last_save_in_hf"},
-      {{"--checkpoint.enable", "--checkpoint.export_dtype", "bfloat16"}, "checkpoint.export_dtype"},
       {{"--checkpoint.enable", "--checkpoint.create_seed_checkpoint"},
        "checkpoint.create_seed_checkpoint"},
       {{"--activation_checkpoint.debug"}, "activation_checkpoint.debug"},
@@ -128,7 +123,7 @@ TEST(Capability, WhatHasNoEffectPasses) {
                      "0"}),
             Strings{});
   EXPECT_EQ(missing({"--checkpoint.enable", "--checkpoint.load_only", "--checkpoint.async_mode",
-                     "async", "--checkpoint.last_save_in_hf"}),
+                     "async"}),
             Strings{});
 }
 

@@ -5,6 +5,7 @@
 
 #include "longhaul/base/error.h"
 #include "tests/models/tiny_model.h"
+#include "tests/support/log_capture.h"
 
 namespace longhaul::testing {
 namespace {
@@ -110,6 +111,65 @@ TEST(LoadHf, SpareMtpLayers) {
   weights["model.layers.1.embed_tokens.weight"] = at::zeros({23, 12});
   EXPECT_THAT(load_error(without, weights),
               HasSubstr("unexpected: model.layers.1.embed_tokens.weight"));
+}
+
+TEST(LoadHf, ADeeperTrunkIsAnotherModel) {
+  auto deeper = tiny_config();
+  deeper.num_hidden_layers = 3;
+  deeper.num_nextn_predict_layers = 0;
+  const auto weights = exported(*tiny_model(deeper));
+  auto config = tiny_config();
+  config.num_nextn_predict_layers = 0;
+  v3::Model shallow(config, fp64_settings());
+  EXPECT_THAT(load_error(shallow, weights), HasSubstr("unexpected: model.layers.2."));
+}
+
+// Nothing is dropped in silence: copies that differ are named, equal ones are not worth a word.
+TEST(LoadHf, MtpCopiesThatDifferAreNamed) {
+  const auto source = tiny_model();
+  auto weights = exported(*source);
+  const std::string layer = "model.layers.3.";
+  weights[layer + "embed_tokens.weight"] = weights.at("model.embed_tokens.weight").clone();
+  weights[layer + "shared_head.head.weight"] = weights.at("lm_head.weight").to(at::kFloat);
+  weights[layer + "shared_head.norm.weight"] = weights.at("model.norm.weight") + 1;
+  v3::Model target(tiny_config(), fp64_settings());
+  const auto logged = [&] {
+    const test::LogCapture log;
+    EXPECT_EQ(load_error(target, weights), "");
+    return log.text();
+  };
+  EXPECT_THAT(logged(), AllOf(HasSubstr(layer + "shared_head.head.weight (here lm_head.weight)"),
+                              HasSubstr(layer + "shared_head.norm.weight (here model.norm.weight)"),
+                              HasSubstr("mtp.own_norm"), Not(HasSubstr("embed_tokens"))));
+  weights[layer + "shared_head.head.weight"] = weights.at("lm_head.weight").clone();
+  weights.erase(layer + "shared_head.norm.weight");
+  EXPECT_EQ(logged(), "");
+}
+
+// A model whose MTP layers have norms of their own reads them.
+TEST(LoadHf, MtpNormsOfTheirOwn) {
+  auto settings = fp64_settings();
+  settings.mtp_own_norm = true;
+  const auto source = tiny_model(tiny_config(), settings);
+  const auto weights = exported(*source);
+  ASSERT_TRUE(weights.contains("model.layers.3.shared_head.norm.weight"));
+  v3::Model target(tiny_config(), settings);
+  EXPECT_EQ(load_error(target, weights), "");
+  EXPECT_TRUE(at::equal(exported(target).at("model.layers.3.shared_head.norm.weight"),
+                        weights.at("model.layers.3.shared_head.norm.weight")));
+}
+
+TEST(LoadHf, WhatTheSourceFindsWrongIsListedWithTheRest) {
+  const auto model = tiny_model();
+  auto weights = exported(*model);
+  weights.erase("model.norm.weight");
+  auto source = source_of(weights);
+  source.problem = [](const std::string& name) {
+    return name == "lm_head.weight" ? "lm_head.weight_scale_inv is missing" : "";
+  };
+  EXPECT_THAT(
+      message_of([&] { v3::load_hf(*model, source); }),
+      HasSubstr("(missing: model.norm.weight; scales: lm_head.weight_scale_inv is missing)"));
 }
 
 TEST(LoadHf, ConvertsTheDtype) {

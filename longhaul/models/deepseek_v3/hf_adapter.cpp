@@ -59,15 +59,11 @@ int64_t layer_of(const std::string& name) {
   return number ? std::stoll(digits) : -1;
 }
 
-// Tensors of a published MTP layer that we do not hold: the whole layer if the model has no such
-// module, else its copies of what is shared.
-bool is_spare_mtp(const std::string& name, const Model& model) {
-  const int64_t layer = layer_of(name);
-  if (layer < model.config().num_hidden_layers) return false;
-  if (layer >= model.num_layers()) return true;
-  return name.find(".embed_tokens.") != std::string::npos ||
-         name.find(".shared_head.") != std::string::npos;
-}
+// What of a folder is no parameter of ours and need not be.
+struct Spare {
+  std::vector<std::string> layers;  // tensors of MTP layers that the model does not have
+  std::vector<MtpCopy> copies;      // of MTP layers that it has
+};
 
 std::string first_of(const std::vector<std::string>& names) {
   const size_t shown = std::min<size_t>(names.size(), 8);
@@ -87,34 +83,111 @@ std::vector<std::pair<std::string, Tensor>> hf_views(const std::string& name,
   return views;
 }
 
-void load_hf(Model& model, const HfSource& source, const PartOf& part_of) {
-  auto wanted = targets(model, part_of);
-  std::vector<std::string> missing, unexpected, misshapen, spare;
+std::vector<MtpCopy> mtp_copies(const ModelConfig& config) {
+  std::vector<MtpCopy> copies;
+  for (int64_t k = 0; k < config.num_nextn_predict_layers; ++k) {
+    const std::string layer = fmt::format("model.layers.{}.", config.num_hidden_layers + k);
+    copies.push_back({layer + "embed_tokens.weight", "model.embed_tokens.weight"});
+    copies.push_back({layer + "shared_head.head.weight", "lm_head.weight"});
+    copies.push_back({layer + "shared_head.norm.weight", "model.norm.weight"});
+  }
+  return copies;
+}
+
+namespace {
+
+// Each list of names that is wrong, with what is wrong with them.
+std::vector<std::string> find_problems(const std::map<std::string, Target>& wanted,
+                                       const HfSource& source,
+                                       const std::vector<std::string>& unexpected) {
+  std::vector<std::string> missing, misshapen, other;
   const std::set<std::string> present(source.names.begin(), source.names.end());
   for (const auto& [name, target] : wanted) {
     const at::IntArrayRef sizes = target.part.global_sizes;
     if (present.count(name) == 0) {
       missing.push_back(name);
-    } else if (const auto shape = source.shape(name); sizes != at::IntArrayRef(shape)) {
+      continue;
+    }
+    if (const auto shape = source.shape(name); sizes != at::IntArrayRef(shape)) {
       misshapen.push_back(fmt::format("{} is [{}], the model wants [{}]", name,
                                       fmt::join(shape, ", "), fmt::join(sizes, ", ")));
     }
-  }
-  for (const auto& name : source.names) {
-    if (wanted.count(name) == 0) (is_spare_mtp(name, model) ? spare : unexpected).push_back(name);
+    const std::string problem = source.problem ? source.problem(name) : "";
+    if (!problem.empty()) other.push_back(problem);
   }
   std::vector<std::string> problems;
   if (!missing.empty()) problems.push_back("missing: " + first_of(missing));
   if (!unexpected.empty()) problems.push_back("unexpected: " + first_of(unexpected));
   if (!misshapen.empty()) problems.push_back("of another shape: " + first_of(misshapen));
-  if (!problems.empty()) {
-    fail_user("{} does not fit the model ({}); check model.flavor against its config.json",
-              source.origin, fmt::join(problems, "; "));
+  if (!other.empty()) problems.push_back("scales: " + first_of(other));
+  return problems;
+}
+
+// Divides what is not wanted. A layer after our last one is one of MTP if it has its projection: a
+// deeper trunk is another model.
+Spare find_spare(const Model& model, const std::map<std::string, Target>& wanted,
+                 const HfSource& source, std::vector<std::string>& unexpected) {
+  std::map<std::string, std::string> originals;
+  for (const auto& [copy, original] : mtp_copies(model.config())) originals[copy] = original;
+  const std::set<std::string> present(source.names.begin(), source.names.end());
+  const auto is_mtp = [&](int64_t layer) {
+    return present.count(fmt::format("model.layers.{}.eh_proj.weight", layer)) > 0;
+  };
+  Spare spare;
+  for (const auto& name : source.names) {
+    if (wanted.count(name) > 0) continue;
+    if (const auto copy = originals.find(name); copy != originals.end()) {
+      spare.copies.push_back({name, copy->second});
+    } else if (layer_of(name) >= model.num_layers() && is_mtp(layer_of(name))) {
+      spare.layers.push_back(name);
+    } else {
+      unexpected.push_back(name);
+    }
   }
-  if (!spare.empty()) {
+  return spare;
+}
+
+void tell_of_spare(const Model& model, const HfSource& source, const Spare& spare) {
+  if (!spare.layers.empty()) {
     log::info("{}: {} tensors of MTP layers are not used (mtp.num_modules = {}), such as {}",
-              source.origin, spare.size(), model.config().num_nextn_predict_layers, spare[0]);
+              source.origin, spare.layers.size(), model.config().num_nextn_predict_layers,
+              spare.layers[0]);
   }
+  std::vector<std::string> differing;
+  for (const auto& [copy, original] : spare.copies) {
+    const bool equal = source.equal ? source.equal(copy, original)
+                                    : at::equal(source.load(copy).to(at::kDouble),
+                                                source.load(original).to(at::kDouble));
+    if (!equal) differing.push_back(fmt::format("{} (here {})", copy, original));
+  }
+  if (differing.empty()) return;
+  log::warn(
+      "{}: tensors of MTP layers differ from those that the model shares with its trunk, and are "
+      "not used: {}; mtp.own_norm = true keeps a norm, embedding and head are always shared",
+      source.origin, first_of(differing));
+}
+
+void check(const Model& model, const std::map<std::string, Target>& wanted,
+           const HfSource& source) {
+  std::vector<std::string> unexpected;
+  const Spare spare = find_spare(model, wanted, source, unexpected);
+  const auto problems = find_problems(wanted, source, unexpected);
+  if (!problems.empty()) {
+    fail_user("{} does not fit the model ({}); {}", source.origin, fmt::join(problems, "; "),
+              source.remedy);
+  }
+  tell_of_spare(model, source, spare);
+}
+
+}  // namespace
+
+void check_hf(Model& model, const HfSource& source, const PartOf& part_of) {
+  check(model, targets(model, part_of), source);
+}
+
+void load_hf(Model& model, const HfSource& source, const PartOf& part_of) {
+  auto wanted = targets(model, part_of);
+  check(model, wanted, source);
   const at::NoGradGuard no_grad;
   for (auto& [name, target] : wanted) {
     if (!target.tensor.defined() || target.tensor.numel() == 0) continue;

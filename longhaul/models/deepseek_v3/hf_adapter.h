@@ -17,19 +17,35 @@ namespace longhaul::deepseek_v3 {
 // names.
 std::vector<std::pair<std::string, Tensor>> hf_views(const std::string& name, const Tensor& tensor);
 
+// A tensor that each MTP layer of a published folder carries and we share with the trunk.
+struct MtpCopy {
+  std::string copy, original;
+};
+
+// Of all MTP layers: embedding, output head, and the norm before it, which is a parameter of ours
+// where ModelSettings::mtp_own_norm is set.
+std::vector<MtpCopy> mtp_copies(const ModelConfig& config);
+
 // Where to read from: the names a folder holds and a way to load one of them.
 struct HfSource {
-  std::string origin;  // for messages
+  std::string origin;  // for messages, with what helps if the model is another one
+  std::string remedy = "check model.flavor against its config.json";
   std::vector<std::string> names;
   std::function<std::vector<int64_t>(const std::string&)> shape;
   std::function<Tensor(const std::string&)> load;
+  // What else is wrong with a tensor; empty: nothing. May be null.
+  std::function<std::string(const std::string&)> problem = nullptr;
+  // Whether two tensors hold the same values. May be null: then they are loaded.
+  std::function<bool(const std::string&, const std::string&)> equal = nullptr;
 };
 
-// Copies every parameter and router bias from `source`, one tensor at a time. Before anything is
-// written, missing, unexpected and misshapen tensors are collected; any of them is a UserError that
-// lists them. The MTP layers of a folder are left out, with a log line, if the model has none;
-// their copies of the embedding and the head are not read, since ours are shared. What
-// lies in no part of ours is not read.
+// UserError that lists missing, unexpected, misshapen and otherwise wrong tensors. Tensors that are
+// right and will not be read are said in the log: the MTP layers of a folder, if the model has
+// none, and, as a warning, an MTP layer's copies of what we share, if they differ from it.
+void check_hf(Model& model, const HfSource& source, const PartOf& part_of = whole_parameter);
+
+// Copies every parameter and router bias from `source`, one tensor at a time, after check_hf().
+// What lies in no part of ours is not read.
 void load_hf(Model& model, const HfSource& source, const PartOf& part_of = whole_parameter);
 
 }  // namespace longhaul::deepseek_v3

@@ -258,6 +258,7 @@ void write_attention(const ModelConfig& config, ordered_json& out) {
 
 void write_experts(const ModelConfig& config, ordered_json& out) {
   out["first_k_dense_replace"] = config.first_k_dense_replace;
+  out["moe_layer_freq"] = 1;
   out["n_routed_experts"] = config.n_routed_experts;
   out["n_shared_experts"] = config.n_shared_experts;
   out["num_experts_per_tok"] = config.num_experts_per_tok;
@@ -266,7 +267,10 @@ void write_experts(const ModelConfig& config, ordered_json& out) {
   out["topk_group"] = config.topk_group;
   out["norm_topk_prob"] = config.norm_topk_prob;
   out["routed_scaling_factor"] = config.routed_scaling_factor;
-  out["scoring_func"] = config.scoring_func == ScoreFunction::kSigmoid ? "sigmoid" : "softmax";
+  const bool sigmoid = config.scoring_func == ScoreFunction::kSigmoid;
+  out["scoring_func"] = sigmoid ? "sigmoid" : "softmax";
+  // Inference engines look here for whether there are router biases.
+  if (sigmoid) out["topk_method"] = "noaux_tc";
 }
 
 }  // namespace

@@ -1,0 +1,57 @@
+// Writes a Hugging Face folder that is either complete or absent: it is prepared under a hidden
+// name beside its own, synced, and renamed.
+//
+//   <folder>/model-00001-of-0000n.safetensors   in the order in which the tensors are given
+//            model.safetensors.index.json       which tensor is in which of them
+//            config.json, tokenizer.json, ...   texts
+//
+// Not a model: names, dtypes and texts are given. Called by train/.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "longhaul/base/safetensors.h"
+#include "longhaul/checkpoint/tensor_file.h"
+#include "longhaul/dtensor/communicator.h"
+
+namespace longhaul::checkpoint {
+
+// Tensors that are fetched together.
+struct HfItem {
+  std::string name;                              // what fetch() is asked for
+  std::vector<safetensors::TensorInfo> tensors;  // name, dtype, shape
+};
+
+struct HfFolder {
+  std::vector<HfItem> items;
+  // The contents of an item's tensors, in their order, shapes and dtypes. Asked item after item,
+  // and again for one that is divided among files, by all ranks that write together (so it may be a
+  // collective).
+  std::function<std::vector<at::Tensor>(const HfItem& item)> fetch;
+  // The other files by name; asked of the rank that writes.
+  std::function<std::map<std::string, std::string>()> texts;
+};
+
+struct HfWriteOptions {
+  // A file is closed before it exceeds this; a larger tensor gets a file of its own.
+  int64_t max_shard_bytes = 5'000'000'000;
+  // What is at `folder` goes when the new one is complete; else it is an error.
+  bool replace = false;
+  // Ranks that write together: the first one writes. Null: this one alone.
+  const dtensor::Communicator* ranks = nullptr;
+  std::function<void(int64_t bytes)> progress = {};  // of tensors written so far
+};
+
+// Bytes of all tensors.
+int64_t total_bytes(const HfFolder& contents);
+
+// Takes the memory of one item. On an error (UserError: disk, permissions) nothing new is under the
+// final name; where ranks write together, all throw. Removes what earlier ones that died have left.
+// Fault points: hf_folder.tensor, .index, .rename.
+void write_hf_folder(const fs::path& folder, const HfFolder& contents,
+                     const HfWriteOptions& options = {});
+
+}  // namespace longhaul::checkpoint

@@ -1,0 +1,140 @@
+#include "longhaul/train/hf_export.h"
+
+#include <nlohmann/json.hpp>
+
+#include "longhaul/base/error.h"
+#include "longhaul/base/json.h"
+#include "longhaul/base/log.h"
+#include "longhaul/models/deepseek_v3/hf_adapter.h"
+#include "longhaul/train/resume.h"
+
+namespace longhaul::train {
+namespace {
+
+constexpr const char* kCarried[] = {"generation_config.json",
+                                    "tokenizer.json",
+                                    "tokenizer_config.json",
+                                    "special_tokens_map.json",
+                                    "added_tokens.json",
+                                    "vocab.json",
+                                    "merges.txt",
+                                    "tokenizer.model",
+                                    "chat_template.jinja"};
+constexpr const char* kTokenIds[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+
+// Names of the copies of our parameter `name`, but for those that are parameters themselves.
+std::vector<std::string> copies_of(const std::string& name,
+                                   const std::vector<deepseek_v3::MtpCopy>& copies,
+                                   const checkpoint::TensorMap& tensors) {
+  std::vector<std::string> found;
+  for (const auto& [copy, original] : copies) {
+    if (original == name && !tensors.contains(copy)) found.push_back(copy);
+  }
+  return found;
+}
+
+// What our parameter `name` is in the folder.
+std::vector<std::pair<std::string, at::Tensor>> views_of(const std::string& name,
+                                                         const at::Tensor& tensor,
+                                                         const std::vector<std::string>& copies) {
+  auto views = deepseek_v3::hf_views(name, tensor);
+  for (const auto& copy : copies) views.emplace_back(copy, tensor);
+  return views;
+}
+
+std::optional<std::string> read_text(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored)) return std::nullopt;
+  return read_file(path);
+}
+
+std::string config_json(const deepseek_v3::ModelConfig& config, at::ScalarType dtype,
+                        const fs::path& assets) {
+  auto json = nlohmann::ordered_json::parse(deepseek_v3::to_hf_json(config));
+  json["torch_dtype"] = dtype == at::kBFloat16 ? "bfloat16"
+                        : dtype == at::kHalf   ? "float16"
+                        : dtype == at::kDouble ? "float64"
+                                               : "float32";
+  const fs::path path = assets / "config.json";
+  if (const auto text = read_text(path)) {
+    const auto theirs = parse_json(*text, path.string());
+    for (const char* key : kTokenIds) {
+      if (theirs.is_object() && theirs.contains(key)) json[key] = theirs[key];
+    }
+  }
+  return json.dump(2) + "\n";
+}
+
+std::map<std::string, std::string> carried_texts(const fs::path& assets) {
+  std::map<std::string, std::string> texts;
+  for (const char* name : kCarried) {
+    if (const auto text = read_text(assets / name)) texts[name] = *text;
+  }
+  if (!texts.contains("tokenizer.json") && !texts.contains("tokenizer.model")) {
+    log::info("no tokenizer in '{}': the Hugging Face folder has none", assets.string());
+  }
+  return texts;
+}
+
+}  // namespace
+
+void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
+               const deepseek_v3::ModelConfig& config, const HfExportOptions& options) {
+  const auto copies = deepseek_v3::mtp_copies(config);
+  checkpoint::HfFolder contents;
+  for (const auto& [name, tensor] : weights.tensors) {
+    checkpoint::HfItem item{name, {}};
+    const auto shape = at::empty(tensor.sizes(), tensor.options().device(at::kMeta));
+    for (const auto& [hf_name, view] :
+         views_of(name, shape, copies_of(name, copies, weights.tensors))) {
+      item.tensors.push_back(checkpoint::describe_shape(hf_name, view));
+    }
+    contents.items.push_back(std::move(item));
+  }
+  contents.fetch = [&](const checkpoint::HfItem& item) {
+    const at::Tensor tensor =
+        weights.fetch ? weights.fetch(item.name) : weights.tensors.at(item.name);
+    std::vector<at::Tensor> tensors;
+    for (const auto& [name, view] :
+         views_of(item.name, tensor, copies_of(item.name, copies, weights.tensors))) {
+      tensors.push_back(view);
+    }
+    return tensors;
+  };
+  contents.texts = [&] {
+    auto texts = carried_texts(options.assets);
+    const auto dtype = weights.tensors.at("lm_head.weight").scalar_type();
+    texts["config.json"] = config_json(config, dtype, options.assets);
+    return texts;
+  };
+  const int64_t total = checkpoint::total_bytes(contents);
+  const auto progress = [&](int64_t bytes) {
+    if (options.progress) options.progress(bytes, total);
+  };
+  checkpoint::write_hf_folder(folder, contents,
+                              {.max_shard_bytes = options.max_shard_bytes,
+                               .replace = options.replace,
+                               .ranks = options.ranks,
+                               .progress = progress});
+}
+
+fs::path hf_folder(const JobConfig& config, int64_t step) {
+  return checkpoint::step_path(checkpoint_folder(config), step).string() + "-hf";
+}
+
+std::optional<at::ScalarType> export_dtype(const JobConfig& config) {
+  if (config.checkpoint.export_dtype == "bfloat16") return at::kBFloat16;
+  if (config.checkpoint.export_dtype == "float16") return at::kHalf;
+  return std::nullopt;
+}
+
+at::Tensor to_dtype(const std::string& name, const at::Tensor& tensor, at::ScalarType dtype) {
+  const at::Tensor converted = tensor.to(dtype);
+  if (dtype == at::kHalf && tensor.scalar_type() != at::kHalf &&
+      !at::isfinite(converted).all().item<bool>()) {
+    fail_user("{} holds values above 65504, the largest of float16; take bfloat16", name);
+  }
+  return converted;
+}
+
+}  // namespace longhaul::train

@@ -1,0 +1,42 @@
+// Weights of ours as a Hugging Face folder: config.json, shards with an index, and what belongs to
+// the tokenizer. An MTP layer gets its copies of embedding, output head and, unless it has one of
+// its own, norm, so that the folder is complete in the published form. Called by run_training() at
+// the end of a run and by convert().
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "longhaul/checkpoint/checkpoint.h"
+#include "longhaul/checkpoint/hf_writer.h"
+#include "longhaul/config/job_config.h"
+#include "longhaul/models/deepseek_v3/model_config.h"
+
+namespace longhaul::train {
+
+struct HfExportOptions {
+  // Where generation_config.json, the tokenizer's files and the token ids of a config.json are
+  // taken from; what is not there is left out.
+  fs::path assets = {};
+  int64_t max_shard_bytes = checkpoint::HfWriteOptions{}.max_shard_bytes;
+  bool replace = false;
+  const dtensor::Communicator* ranks = nullptr;
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};
+};
+
+// `weights`: parameters and router biases by our names, in the dtypes that are to be written.
+// UserError as write_hf_folder()'s. Collective over `ranks`; takes the memory of one parameter.
+void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
+               const deepseek_v3::ModelConfig& config, const HfExportOptions& options);
+
+// Where the end of a run exports to: <checkpoint folder>/step-<N>-hf. It is no checkpoint of ours:
+// nothing here reads or purges it.
+fs::path hf_folder(const JobConfig& config, int64_t step);
+
+// checkpoint.export_dtype; nothing for float32, which leaves weights as they are.
+std::optional<at::ScalarType> export_dtype(const JobConfig& config);
+
+// `tensor` in another dtype. UserError, with its name, if values are too large for float16.
+at::Tensor to_dtype(const std::string& name, const at::Tensor& tensor, at::ScalarType dtype);
+
+}  // namespace longhaul::train

@@ -1,0 +1,76 @@
+// Hugging Face folders on ranks: whatever part of the weights a rank holds, it has the values of
+// the one rank, and what all export together is what one rank exports.
+#include <gmock/gmock.h>
+
+#include "longhaul/models/deepseek_v3/hf_adapter.h"
+#include "tests/parallel/layout_harness.h"
+#include "tests/train/hf_fixture.h"
+
+namespace longhaul::testing {
+namespace {
+
+// Matrices of several blocks whose rows and columns no block divides; the ranks' edges lie within
+// blocks.
+v3::ModelConfig config_with_blocks() {
+  auto c = layout_model();
+  c.hidden_size = 150;
+  c.intermediate_size = 200;
+  c.moe_intermediate_size = 140;
+  c.num_hidden_layers = 2;
+  c.n_routed_experts = 6;
+  c.q_lora_rank = 130;
+  return c;
+}
+
+// Parameters that exist once, for whatever uses them.
+Tensors random_weights(const v3::ModelConfig& config) {
+  v3::Model model(config, {});
+  randomize(model, 7);
+  Tensors tensors;
+  for (const auto& list : {model.parameters(), model.buffers()}) {
+    for (const auto& state : list) {
+      for (const auto& [name, view] : v3::hf_views(state.name, state.tensor->detach())) {
+        tensors[name] = view.clone();
+      }
+    }
+  }
+  return tensors;
+}
+
+class HfOnRanks : public ::testing::TestWithParam<Layout> {};
+
+// A step of a rate that changes nothing lies between import and export.
+TEST_P(HfOnRanks, PublishedWeightsInAndOut) {
+  const auto shape = config_with_blocks();
+  const Tensors fp8 = published(random_weights(shape));
+  const TemporaryFolder folder;
+  write_hf(folder.path(), fp8, v3::to_hf_json(shape));
+  const LayoutJob job;
+  job.train(
+      GetParam(), "run",
+      {"--model.hf_assets_path", folder.path().string(), "--training.steps", "1", "--optimizer.lr",
+       "1e-30", "--moe.bias_update_speed", "0", "--checkpoint.enable",
+       "--checkpoint.initial_load_path", folder.path().string(), "--checkpoint.initial_load_in_hf",
+       "--checkpoint.initial_load_in_hf_quantized", "--checkpoint.last_save_in_hf"});
+  Tensors expected = meaning_of(fp8);
+  const std::string mtp = "model.layers.2.";
+  expected[mtp + "embed_tokens.weight"] = expected.at("model.embed_tokens.weight");
+  expected[mtp + "shared_head.head.weight"] = expected.at("lm_head.weight");
+  expected[mtp + "shared_head.norm.weight"] = expected.at("model.norm.weight");
+  const Tensors saved = read_hf(job.folder() / "run/checkpoint/step-1-hf");
+  EXPECT_EQ(names_of(saved), names_of(expected));
+  for (const auto& [name, tensor] : expected) {
+    ASSERT_EQ(saved.at(name).sizes(), tensor.sizes()) << name;
+    EXPECT_LT((saved.at(name) - tensor).abs().max().item<double>(), 1e-25) << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, HfOnRanks,
+                         ::testing::Values(Layout{}, Layout{.dp_shard = 4},
+                                           Layout{.dp_shard = 2, .tp = 2},
+                                           Layout{.dp_replicate = 2, .cp = 2},
+                                           Layout{.dp_shard = 4, .ep = 2}),
+                         [](const auto& info) { return info.param.name(); });
+
+}  // namespace
+}  // namespace longhaul::testing

@@ -1,0 +1,204 @@
+// There and back: the same bits.
+#include "longhaul/train/convert.h"
+
+#include "longhaul/checkpoint/checkpoint.h"
+#include "longhaul/models/deepseek_v3/hf_adapter.h"
+#include "longhaul/train/hf_import.h"
+#include "tests/support/log_capture.h"
+#include "tests/support/temp_folder.h"
+#include "tests/train/hf_fixture.h"
+
+namespace longhaul::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+namespace v3 = deepseek_v3;
+
+class Convert : public ::testing::Test {
+ protected:
+  void convert(const fs::path& from, const std::string& to,
+               const train::ConvertOptions& options = {}) const {
+    train::convert(from, path(to), options);
+  }
+  std::string error(const fs::path& from, const std::string& to,
+                    const train::ConvertOptions& options = {}) const {
+    return test::error_of<UserError>([&] { convert(from, to, options); });
+  }
+  static fs::path golden(const std::string& name) { return golden_path(name) / "checkpoint"; }
+  fs::path path(const std::string& name) const { return folder_.path() / name; }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(Convert, ThereAndBackIsTheSameBits) {
+  for (const std::string name : {"hf_base", "hf_yarn"}) {
+    convert(golden(name), name + "/step-0");
+    // Small shards, so that layers' experts are divided among files.
+    convert(path(name) / "step-0", name + "/back", {.max_shard_bytes = 100'000});
+    const auto files = fs::directory_iterator(path(name) / "back");
+    EXPECT_GT(std::distance(fs::begin(files), fs::end(files)), 10);
+    expect_identical_tensors(read_hf(path(name) / "back"), golden_weights(name));
+    EXPECT_EQ(v3::parse_model_config(read_file(path(name) / "back/config.json"), "back"),
+              v3::parse_model_config(golden_json(name), "golden"));
+    EXPECT_EQ(read_file(path(name) / "back/generation_config.json"),
+              read_file(golden(name) / "generation_config.json"));
+    const auto ours = checkpoint::load(path(name) / "step-0");
+    EXPECT_TRUE(ours.model_only);
+    EXPECT_EQ(ours.tensors.at("model.layers.1.mlp.experts.up_proj.weight").sizes(),
+              (std::vector<int64_t>{8, 16, 128}));
+  }
+}
+
+// The reference has no copies in its MTP layer; the published form has, and they are ours again.
+TEST_F(Convert, MtpLayersGetTheCopiesOfThePublishedForm) {
+  Tensors expected = golden_weights("tt_mtp_yarn");
+  convert(golden("tt_mtp_yarn"), "step-0");
+  convert(path("step-0"), "back");
+  expected["model.layers.2.embed_tokens.weight"] = expected.at("model.embed_tokens.weight");
+  expected["model.layers.2.shared_head.head.weight"] = expected.at("lm_head.weight");
+  expected["model.layers.2.shared_head.norm.weight"] = expected.at("model.norm.weight");
+  expect_identical_tensors(read_hf(path("back")), expected);
+  const test::LogCapture log;
+  convert(path("back"), "step-1");
+  EXPECT_THAT(log.text(), Not(HasSubstr("differ")));
+  const auto once = checkpoint::load(path("step-0")), twice = checkpoint::load(path("step-1"));
+  expect_identical_tensors(twice.tensors, once.tensors);
+}
+
+// A norm of its own is a parameter; copies of what is always shared are dropped, but not in
+// silence.
+TEST_F(Convert, MtpTensorsThatDifferFromTheTrunks) {
+  Tensors tensors = golden_weights("tt_mtp_yarn");
+  const std::string norm = "model.layers.2.shared_head.norm.weight";
+  const std::string head = "model.layers.2.shared_head.head.weight";
+  tensors[norm] = tensors.at("model.norm.weight") + 1;
+  tensors[head] = tensors.at("lm_head.weight") + 1;
+  tensors["model.layers.2.embed_tokens.weight"] = tensors.at("model.embed_tokens.weight");
+  write_hf(path("theirs"), tensors, golden_json("tt_mtp_yarn"));
+  const test::LogCapture log;
+  convert(path("theirs"), "step-0");
+  EXPECT_THAT(log.text(), AllOf(HasSubstr(head + " (here lm_head.weight)"),
+                                Not(HasSubstr("embed_tokens")), HasSubstr("mtp.own_norm = true")));
+  EXPECT_TRUE(at::equal(checkpoint::load(path("step-0")).tensors.at(norm), tensors.at(norm)));
+  convert(path("step-0"), "back");
+  tensors[head] = tensors.at("lm_head.weight");
+  expect_identical_tensors(read_hf(path("back")), tensors);
+
+  // A model without such a norm says that it does not take it.
+  v3::Model model(v3::parse_model_config(golden_json("tt_mtp_yarn"), "golden"), {});
+  const test::LogCapture own_log;
+  train::load_hf_folder(model, path("theirs").string(), /*quantized=*/false);
+  EXPECT_THAT(own_log.text(), HasSubstr(norm + " (here model.norm.weight)"));
+}
+
+TEST_F(Convert, Fp8BecomesBfloat16OrWhatIsAskedFor) {
+  const Tensors fp8 = published(golden_weights("hf_base"));
+  write_hf(path("fp8"), fp8, golden_json("hf_base", kPublishedQuantization));
+  Tensors rounded = meaning_of(fp8), exact = rounded;
+  for (auto& [name, tensor] : rounded) {
+    if (fp8.at(name).scalar_type() == at::kFloat8_e4m3fn) tensor = tensor.to(at::kBFloat16);
+  }
+  convert(path("fp8"), "a/step-0");
+  convert(path("a/step-0"), "a/back");
+  expect_identical_tensors(read_hf(path("a/back")), rounded);
+  convert(path("fp8"), "b/step-0", {.dtype = at::kFloat});
+  convert(path("b/step-0"), "b/back");
+  expect_identical_tensors(read_hf(path("b/back")), exact);
+  const auto json = nlohmann::json::parse(read_file(path("b/back/config.json")));
+  EXPECT_FALSE(json.contains("quantization_config"));
+  EXPECT_EQ(json["torch_dtype"], "float32");
+}
+
+TEST_F(Convert, DtypesOfBothDirections) {
+  convert(golden("hf_base"), "step-0", {.dtype = at::kBFloat16});
+  convert(golden("hf_base"), "whole/step-0");
+  convert(path("whole"), "half", {.dtype = at::kBFloat16});  // the newest in it
+  Tensors expected = golden_weights("hf_base");
+  for (auto& [name, tensor] : expected) {
+    if (!name.ends_with("e_score_correction_bias")) tensor = tensor.to(at::kBFloat16);
+  }
+  expect_identical_tensors(read_hf(path("half")), expected);
+  convert(path("step-0"), "there_first");
+  expect_identical_tensors(read_hf(path("there_first")), expected);
+}
+
+TEST_F(Convert, TheTokenizerGoesAlong) {
+  fs::create_directories(path("theirs"));
+  fs::copy(golden("hf_base"), path("theirs"));
+  write_text(path("theirs/tokenizer.json"), "{\"a\": 1}");
+  write_text(path("theirs/tokenizer_config.json"), "{}");
+  write_text(path("theirs/README.md"), "of another model");
+  convert(path("theirs"), "step-0");
+  convert(path("step-0"), "back");
+  EXPECT_EQ(read_file(path("back/tokenizer.json")), "{\"a\": 1}");
+  EXPECT_EQ(read_file(path("back/tokenizer_config.json")), "{}");
+  EXPECT_FALSE(fs::exists(path("back/README.md")));
+  convert(path("step-0"), "other", {.assets = path("nowhere")});
+  EXPECT_FALSE(fs::exists(path("other/tokenizer.json")));
+}
+
+// Of a run: with moments, and a job that names its assets.
+TEST_F(Convert, AFullCheckpointOfARun) {
+  const at::Tensor batches = load_golden("hf_base/train20.safetensors").at("batches");
+  const GoldenJob job("hf_base", batches);
+  run(job.config({"--training.steps", "1", "--checkpoint.last_save_model_only", "false"}));
+  const fs::path saved = job.folder.path() / "run/checkpoint/step-1";
+  convert(saved, "exported");
+  EXPECT_TRUE(fs::exists(path("exported/generation_config.json")));
+  Tensors expected;
+  for (const auto& [name, tensor] : checkpoint::load(saved).tensors) {
+    if (name.starts_with("optimizer.")) continue;
+    for (const auto& [hf_name, view] : v3::hf_views(name, tensor)) expected[hf_name] = view;
+  }
+  expect_identical_tensors(read_hf(path("exported")), expected);
+}
+
+TEST_F(Convert, MistakesAreNamedAndNothingIsWritten) {
+  const fs::path base = golden("hf_base");
+  EXPECT_THAT(error(path("nowhere"), "step-0"), HasSubstr("'" + path("nowhere").string() + "'"));
+  EXPECT_THAT(error(base, "weights"),
+              AllOf(HasSubstr("name a step folder"), HasSubstr("weights/step-0")));
+  EXPECT_THAT(error(base, "step-01"), HasSubstr("name a step folder"));
+  EXPECT_THAT(error(base / "model.safetensors", "step-0", {.config = path("none.json")}),
+              HasSubstr("none.json"));
+  fs::create_directories(path("without_config"));
+  fs::copy(base / "model.safetensors", path("without_config"));
+  EXPECT_THAT(error(path("without_config"), "step-0"), HasSubstr("--config"));
+  EXPECT_THAT(error(base, "step-0", {.config = golden("hf_yarn") / "config.json"}),
+              AllOf(HasSubstr("unexpected: model.layers.2."), HasSubstr("--config")));
+  EXPECT_FALSE(fs::exists(path("step-0")));
+
+  convert(path("without_config"), "step-0", {.config = base / "config.json"});
+  const std::string manifest = read_file(path("step-0/manifest.json"));
+  EXPECT_THAT(error(base, "step-0"), HasSubstr("is there already"));
+  EXPECT_EQ(read_file(path("step-0/manifest.json")), manifest);
+  fs::create_directories(path("out"));
+  EXPECT_THAT(error(path("step-0"), "out"), HasSubstr("is there already"));
+  EXPECT_THAT(error(path("step-0"), "new", {.config = golden("hf_yarn") / "config.json"}),
+              AllOf(HasSubstr("does not fit"), HasSubstr("--config")));
+
+  for (const auto& entry : fs::directory_iterator(path("step-0"))) {
+    if (entry.path().extension() == ".safetensors") {
+      test::flip_byte(entry.path(), fs::file_size(entry.path()) - 3);
+    }
+  }
+  EXPECT_THAT(error(path("step-0"), "new"), HasSubstr("does not match its checksum"));
+  EXPECT_FALSE(fs::exists(path("new")));
+}
+
+// What the manifest of an older version, or of another program, may lack.
+TEST_F(Convert, AManifestThatDoesNotSayWhichModel) {
+  convert(golden("hf_base"), "step-0");
+  auto snapshot = checkpoint::load(path("step-0"));
+  snapshot.trainer = nlohmann::json::object();
+  checkpoint::save(folder_.path(), snapshot);
+  EXPECT_THAT(error(path("step-0"), "out"), HasSubstr("--config"));
+  convert(path("step-0"), "out", {.config = golden("hf_base") / "config.json"});
+  expect_identical_tensors(read_hf(path("out")), golden_weights("hf_base"));
+}
+
+}  // namespace
+}  // namespace longhaul::testing

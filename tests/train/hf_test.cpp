@@ -1,0 +1,186 @@
+// Weights from Hugging Face folders into models and runs, and out of runs into such folders.
+#include "longhaul/checkpoint/checkpoint.h"
+#include "longhaul/models/deepseek_v3/hf_adapter.h"
+#include "longhaul/train/hf_export.h"
+#include "longhaul/train/hf_import.h"
+#include "tests/support/log_capture.h"
+#include "tests/train/hf_fixture.h"
+
+namespace longhaul::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+namespace v3 = deepseek_v3;
+
+const at::Tensor& batches() {
+  static const at::Tensor loaded = load_golden("hf_base/train20.safetensors").at("batches");
+  return loaded;
+}
+
+v3::Model golden_shape(const std::string& name = "hf_base") {
+  return {v3::parse_model_config(golden_json(name), name), v3::ModelSettings{}};
+}
+
+Tensors contents(v3::Model& model) {
+  Tensors tensors;
+  for (const auto& list : {model.parameters(), model.buffers()}) {
+    for (const auto& state : list) {
+      for (const auto& [name, view] : v3::hf_views(state.name, state.tensor->detach())) {
+        tensors[name] = view.clone();
+      }
+    }
+  }
+  return tensors;
+}
+
+std::string load_error(v3::Model& model, const fs::path& folder, bool quantized = true) {
+  try {
+    train::load_hf_folder(model, folder.string(), quantized);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(HfImport, PublishedFp8IsWhatItsScalesSay) {
+  const TemporaryFolder folder;
+  const Tensors fp8 = published(golden_weights("hf_base"));
+  ASSERT_TRUE(fp8.contains("model.layers.1.mlp.experts.3.up_proj.weight_scale_inv"));
+  ASSERT_EQ(fp8.at("model.layers.1.self_attn.indexer.wq_b.weight_scale_inv").sizes(),
+            (std::vector<int64_t>{2, 1}));
+  write_hf(folder.path(), fp8, golden_json("hf_base", kPublishedQuantization));
+  auto model = golden_shape();
+  EXPECT_EQ(load_error(model, folder.path()), "");
+  expect_identical_tensors(contents(model), meaning_of(fp8));
+}
+
+TEST(HfImport, QuantizedWeightsAreTakenOnlyIfTheJobSaysSo) {
+  const TemporaryFolder folder;
+  write_hf(folder.path(), published(golden_weights("hf_base")), golden_json("hf_base"));
+  auto model = golden_shape();
+  const Tensors before = contents(model);
+  EXPECT_THAT(load_error(model, folder.path(), /*quantized=*/false),
+              AllOf(HasSubstr("is quantized (F8_E4M3)"),
+                    HasSubstr("checkpoint.initial_load_in_hf_quantized")));
+  expect_identical_tensors(contents(model), before);
+  // With it, others load as well.
+  EXPECT_EQ(load_error(model, golden_path("hf_base") / "checkpoint"), "");
+  expect_identical_tensors(contents(model), golden_weights("hf_base"));
+}
+
+// Everything that is wrong is listed in one message, before anything is written.
+TEST(HfImport, EveryProblemOfAFolderIsNamed) {
+  const TemporaryFolder folder;
+  const std::string o_proj = "model.layers.1.self_attn.o_proj.weight";
+  const std::string down = "model.layers.2.mlp.experts.5.down_proj.weight";
+  Tensors fp8 = published(golden_weights("hf_base"));
+  fp8.erase(o_proj + "_scale_inv");
+  fp8[down + "_scale_inv"] = at::ones({2, 1});
+  fp8.erase("model.norm.weight");
+  fp8["model.layers.0.mlp.gate.weight"] = at::ones({8, 128});
+  fp8["model.layers.0.mlp.nothing_scale_inv"] = at::ones({1, 1});
+  fp8["lm_head.weight"] = at::ones({319, 128});
+  write_hf(folder.path(), fp8, golden_json("hf_base"));
+  auto model = golden_shape();
+  const Tensors before = contents(model);
+  EXPECT_THAT(load_error(model, folder.path()),
+              AllOf(HasSubstr("missing: model.norm.weight"),
+                    HasSubstr("unexpected: model.layers.0.mlp.gate.weight, "
+                              "model.layers.0.mlp.nothing_scale_inv"),
+                    HasSubstr("lm_head.weight is [319, 128], the model wants [320, 128]"),
+                    HasSubstr(o_proj + "_scale_inv is missing"),
+                    HasSubstr(down + "_scale_inv is [2, 1], [128, 16] has [1, 1] blocks"),
+                    Not(HasSubstr("\n"))));
+  expect_identical_tensors(contents(model), before);
+}
+
+TEST(HfImport, DamagedFilesAreNamed) {
+  const TemporaryFolder folder;
+  const fs::path file = folder.path() / "model.safetensors";
+  write_hf(folder.path(), published(golden_weights("hf_base")), golden_json("hf_base"));
+  auto model = golden_shape();
+  const Tensors before = contents(model);
+  const std::string bytes = read_file(file);
+  for (const size_t length : {size_t{0}, size_t{5}, size_t{100}, bytes.size() - 1}) {
+    write_text(file, bytes.substr(0, length));
+    EXPECT_THAT(load_error(model, folder.path()), HasSubstr(file.string())) << length;
+  }
+  expect_identical_tensors(contents(model), before);
+}
+
+TEST(HfImport, ARunStartsFromPublishedWeights) {
+  const GoldenJob job("hf_base", batches());
+  const fs::path folder = job.folder.path() / "fp8";
+  const Tensors fp8 = published(golden_weights("hf_base"));
+  write_hf(folder, fp8, golden_json("hf_base", kPublishedQuantization));
+  run(job.config({"--training.steps", "1", "--optimizer.lr", "1e-30", "--moe.bias_update_speed",
+                  "0", "--checkpoint.initial_load_path", folder.string(),
+                  "--checkpoint.initial_load_in_hf_quantized", "--checkpoint.last_save_in_hf"}));
+  const Tensors saved = read_hf(job.folder.path() / "run/checkpoint/step-1-hf");
+  const Tensors expected = meaning_of(fp8);
+  EXPECT_EQ(names_of(saved), names_of(expected));
+  for (const auto& [name, tensor] : expected) {
+    EXPECT_LT((saved.at(name) - tensor).abs().max().item<double>(), 1e-25) << name;
+  }
+}
+
+// Beside the last checkpoint, which is the run's own.
+TEST(HfExport, TheLastWeightsOfARun) {
+  const GoldenJob job("hf_base", batches());
+  const auto config = job.config({"--training.steps", "2", "--checkpoint.interval", "1",
+                                  "--checkpoint.keep_latest_k", "2", "--checkpoint.last_save_in_hf",
+                                  "--checkpoint.export_dtype", "bfloat16"});
+  const fs::path folder = job.folder.path() / "run/checkpoint";
+  write_text(folder / "step-2-hf/left_by_an_earlier_try", "x");
+  EXPECT_EQ(run(config), train::Outcome::kFinished);
+  const auto ours = checkpoint::load(folder / "step-2");
+  EXPECT_TRUE(ours.model_only);
+  Tensors expected;
+  for (const auto& [name, tensor] : ours.tensors) {
+    const bool bias = name.ends_with("e_score_correction_bias");
+    EXPECT_EQ(tensor.scalar_type(), bias ? at::kFloat : at::kBFloat16) << name;
+    for (const auto& [hf_name, view] : v3::hf_views(name, tensor)) expected[hf_name] = view;
+  }
+  expect_identical_tensors(read_hf(folder / "step-2-hf"), expected);
+  EXPECT_FALSE(fs::exists(folder / "step-2-hf/left_by_an_earlier_try"));
+
+  const auto json = nlohmann::json::parse(read_file(folder / "step-2-hf/config.json"));
+  EXPECT_EQ(json["torch_dtype"], "bfloat16");
+  EXPECT_EQ(json["eos_token_id"], 1);
+  EXPECT_EQ(json["architectures"][0], "DeepseekV32ForCausalLM");
+  const fs::path assets = golden_path("hf_base") / "checkpoint";
+  EXPECT_EQ(read_file(folder / "step-2-hf/generation_config.json"),
+            read_file(assets / "generation_config.json"));
+  EXPECT_FALSE(fs::exists(folder / "step-2-hf/tokenizer.json")) << "there is none to carry along";
+  // It is neither resumed from nor purged.
+  EXPECT_EQ(run(config), train::Outcome::kAlreadyDone);
+  EXPECT_EQ(run(job.config({"--training.steps", "5", "--checkpoint.interval", "1",
+                            "--checkpoint.keep_latest_k", "2"})),
+            train::Outcome::kFinished);
+  EXPECT_EQ(job.metrics().size(), 5u);
+  EXPECT_TRUE(fs::exists(folder / "step-2-hf/config.json"));
+}
+
+TEST(HfExport, OtherwiseTheLastWeightsKeepTheirType) {
+  const GoldenJob job("hf_base", batches());
+  run(job.config({"--training.steps", "1", "--training.dtype", "bfloat16"}));
+  const auto saved = checkpoint::load(job.folder.path() / "run/checkpoint/step-1");
+  EXPECT_EQ(saved.tensors.at("lm_head.weight").scalar_type(), at::kBFloat16);
+  EXPECT_FALSE(fs::exists(job.folder.path() / "run/checkpoint/step-1-hf"));
+}
+
+TEST(HfExport, Float16HasALargestValue) {
+  EXPECT_EQ(train::to_dtype("w", at::full({2}, 65504.0), at::kHalf).scalar_type(), at::kHalf);
+  try {
+    train::to_dtype("w", at::full({2}, 1e5), at::kHalf);
+    FAIL() << "no error";
+  } catch (const UserError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("w holds values"), HasSubstr("bfloat16")));
+  }
+}
+
+}  // namespace
+}  // namespace longhaul::testing
