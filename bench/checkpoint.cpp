@@ -74,10 +74,12 @@ void write_plainly(const fs::path& folder, const checkpoint::Manifest& manifest,
 void read_plainly(const fs::path& folder, const checkpoint::Manifest& manifest) {
   std::vector<at::Tensor> kept;
   for (const auto& [file, entry] : manifest.files) {
-    at::Tensor bytes = at::empty({entry.bytes}, at::kByte);
+    // Less than the checkpoint's file: it has no header.
+    const auto size = static_cast<int64_t>(fs::file_size(folder / file));
+    at::Tensor bytes = at::empty({size}, at::kByte);
     const FileDescriptor fd = open_file(folder / file, O_RDONLY, "open");
     auto* next = static_cast<char*>(bytes.data_ptr());
-    for (int64_t left = entry.bytes; left > 0;) {
+    for (int64_t left = size; left > 0;) {
       const ssize_t done = ::read(fd.get(), next, static_cast<size_t>(left));
       LONGHAUL_CHECK(done > 0, "cannot read '{}'", (folder / file).string());
       next += done;
