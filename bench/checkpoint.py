@@ -6,7 +6,6 @@ Prints figures (lib/figure.py) on stdout. BENCH_REPEATS and BENCH_MEGABYTES chan
 LONGHAUL_BENCH_CHECKPOINT names another program than that of build/release.
 """
 
-import json
 import os
 import sys
 import tempfile
@@ -23,20 +22,14 @@ MEGABYTES = int(os.environ.get("BENCH_MEGABYTES", 1536))
 GOAL_OF_PLAIN, GOAL_OF_PEER = 0.8, 1.0
 
 
-def measured(command):
-    done = machine.run(command, machine.environment(machine.PROCESS_POLICY))
-    machine.say(f"others took {done.others:.0%} of the CPU")
-    return {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
-
-
 def main():
     program = machine.built("bin/bench_checkpoint", "bench_checkpoint", "LONGHAUL_BENCH_CHECKPOINT")
     effort = [str(REPEATS), str(MEGABYTES)]
     with tempfile.TemporaryDirectory(prefix="longhaul-bench-", dir=machine.ROOT / "build") as folder:
         work = Path(folder)
-        ours = measured([program, work / "ours", *effort])
+        ours = machine.figures_of([program, work / "ours", *effort])
         script = [machine.peer_python(), "-W", "ignore", BENCH / "peers/checkpoint.py"]
-        peer = measured([*script, work / "peer", *effort])
+        peer = machine.figures_of([*script, work / "peer", *effort])
     for name in ("save", "load"):
         rate = ours[name]["ours"]
         print(figure.line(f"checkpoint.{name}_of_plain", ours[name]["ratio"], "x", GOAL_OF_PLAIN))

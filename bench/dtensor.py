@@ -6,7 +6,6 @@ Prints figures (lib/figure.py) on stdout. BENCH_REPEATS changes the effort; LONG
 names another program than that of build/release.
 """
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -21,16 +20,10 @@ REPEATS = int(os.environ.get("BENCH_REPEATS", 5))
 MOST_ADDED_US = 1.0
 
 
-def measured(command):
-    done = machine.run(command, machine.environment(machine.PROCESS_POLICY))
-    machine.say(f"others took {done.others:.0%} of the CPU")
-    return {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
-
-
 def main():
     program = machine.built("bin/bench_dtensor", "bench_dtensor", "LONGHAUL_BENCH_DTENSOR")
-    ours = measured([program, str(REPEATS)])
-    peer = measured([machine.peer_python(), "-W", "ignore", BENCH / "peers/dtensor.py", str(REPEATS)])
+    ours = machine.figures_of([program, str(REPEATS)])
+    peer = machine.figures_of([machine.peer_python(), "-W", "ignore", BENCH / "peers/dtensor.py", str(REPEATS)])
     for name, row in ours.items():
         added = row["dtensor"] - row["plain"]
         # A figure holds from its goal up, so what must be small is turned round.

@@ -1,5 +1,6 @@
 """Processes with known settings, and what else the machine did meanwhile. Called by benchmarks."""
 
+import json
 import os
 import resource
 import subprocess
@@ -78,6 +79,13 @@ def children_seconds():
 class Finished:
     stdout: str
     others: float  # share of the machine's CPU time that other processes took meanwhile
+
+
+def figures_of(command):
+    """The JSON lines that a program prints, by their name; with longhaul's settings of a process."""
+    done = run(command, environment(PROCESS_POLICY))
+    say(f"others took {done.others:.0%} of the CPU")
+    return {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
 
 
 def run(command, env):

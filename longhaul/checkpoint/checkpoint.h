@@ -96,6 +96,9 @@ struct StepFolder {
   fs::path path;
 };
 
+// N of `step-<N>`, -1 for any other name.
+int64_t step_of(const std::string& name);
+
 // Those in `folder`, newest first; empty if `folder` does not exist.
 std::vector<StepFolder> list_steps(const fs::path& folder);
 

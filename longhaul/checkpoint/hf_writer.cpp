@@ -1,7 +1,6 @@
 #include "longhaul/checkpoint/hf_writer.h"
 
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/file.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 
 #include "longhaul/base/fault.h"
 #include "longhaul/base/log.h"
+#include "longhaul/checkpoint/step_folder.h"
 #include "longhaul/dtensor/exchange.h"
 
 namespace longhaul::checkpoint {
@@ -24,13 +24,12 @@ class NewFolder {
  public:
   NewFolder(fs::path folder, bool replace);
   NewFolder(const NewFolder&) = delete;
-  ~NewFolder() { remove(path_); }
+  ~NewFolder() { remove_logged(path_); }
 
   const fs::path& path() const { return path_; }
   void publish();
 
  private:
-  static void remove(const fs::path& path);
   void remove_stale() const;
   void refuse_to_overwrite() const;
 
@@ -50,12 +49,6 @@ NewFolder::NewFolder(fs::path folder, bool replace)
   }
   lock_ = open_file(path_, O_RDONLY | O_DIRECTORY, "open the folder");
   ::flock(lock_.get(), LOCK_EX | LOCK_NB);
-}
-
-void NewFolder::remove(const fs::path& path) {
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) log::warn("cannot remove '{}': {}", path.string(), error.message());
 }
 
 void NewFolder::refuse_to_overwrite() const {
@@ -78,7 +71,7 @@ void NewFolder::remove_stale() const {
     const FileDescriptor owner(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!owner.valid() || ::flock(owner.get(), LOCK_EX | LOCK_NB) != 0) continue;
     log::info("removing '{}', which an interrupted export has left", path.string());
-    remove(path);
+    remove_logged(path);
   }
 }
 
@@ -86,34 +79,16 @@ void NewFolder::publish() {
   sync_folder(path_);
   fault::at("hf_folder.rename");
   refuse_to_overwrite();
-  const auto exchange = [&] {
-    return ::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, folder_.c_str(), RENAME_EXCHANGE);
-  };
-  // Where the file system cannot exchange two folders, the old one goes first.
-  std::error_code ignored;
-  const bool there = fs::exists(fs::symlink_status(folder_, ignored));
-  if (!there || exchange() != 0) {
-    if (there) remove(folder_);
-    if (::rename(path_.c_str(), folder_.c_str()) != 0) fail_file("rename to", folder_, errno);
-  }
+  take_name(path_, folder_);
   sync_folder(folder_.has_parent_path() ? folder_.parent_path() : ".");
 }
 
 // Runs an action on the first rank; what it throws there, all ranks throw. Collective.
-template <typename Action>
-void on_first_rank(const Communicator* ranks, const Action& action) {
-  if (ranks == nullptr) return action();
-  std::exception_ptr failure;
-  std::string text = "+";
-  try {
-    if (ranks->rank() == 0) action();
-  } catch (const std::exception& error) {
-    failure = std::current_exception();
-    text = fmt::format("-{}", error.what());
-  }
-  const std::string first = dtensor::gather_text(*ranks, text).front();
-  if (failure) std::rethrow_exception(failure);
-  if (first[0] == '-') fail_user("rank {}: {}", ranks->global_ranks()[0], first.substr(1));
+void on_first_rank(const Communicator* ranks, const std::function<void()>& action) {
+  dtensor::together(ranks, [&] {
+    if (ranks == nullptr || ranks->rank() == 0) action();
+    return std::string();
+  });
 }
 
 struct Place {
@@ -230,10 +205,7 @@ void Write::write_shard(size_t index) {
     attempt([&] {
       fault::at("hf_folder.tensor");
       const auto& info = place.info();
-      const at::Tensor host = on_host(contents);
-      LONGHAUL_CHECK(host.sizes() == at::IntArrayRef(info.shape) &&
-                         host.scalar_type() == to_scalar_type(info.dtype),
-                     "'{}' is not what was planned", info.name);
+      const at::Tensor host = on_host(contents, info);
       writer->write(info.name, host.const_data_ptr(), host.nbytes());
     });
     done_bytes_ += place.bytes();

@@ -9,17 +9,6 @@
 namespace longhaul::checkpoint {
 namespace {
 
-// N of `step-N`, or -1 for any other name.
-int64_t step_of(const std::string& name) {
-  constexpr std::string_view kPrefix = "step-";
-  if (!name.starts_with(kPrefix)) return -1;
-  const std::string_view digits = std::string_view(name).substr(kPrefix.size());
-  if (digits.empty() || (digits.size() > 1 && digits[0] == '0')) return -1;
-  int64_t step = -1;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  return error == std::errc() && end == digits.data() + digits.size() ? step : -1;
-}
-
 // What a checkpoint is wanted for.
 enum class Need { kResume, kWeights };
 
@@ -96,6 +85,16 @@ bool is_full(const StepFolder& step, bool& complete) {
 }
 
 }  // namespace
+
+int64_t step_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "step-";
+  if (!name.starts_with(kPrefix)) return -1;
+  const std::string_view digits = std::string_view(name).substr(kPrefix.size());
+  if (digits.empty() || (digits.size() > 1 && digits[0] == '0')) return -1;
+  int64_t step = -1;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  return error == std::errc() && end == digits.data() + digits.size() ? step : -1;
+}
 
 std::vector<StepFolder> list_steps(const fs::path& folder) {
   std::vector<StepFolder> steps;

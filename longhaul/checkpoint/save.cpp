@@ -1,5 +1,3 @@
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <exception>
@@ -83,7 +81,7 @@ class ShardWriter {
     });
   }
   void write(const safetensors::TensorInfo& info, const at::Tensor& contents) {
-    attempt([&] { write_tensor(info, on_host(contents)); });
+    attempt([&] { write_tensor(info, on_host(contents, info)); });
   }
   void end() {
     attempt([&] {
@@ -119,11 +117,6 @@ class ShardWriter {
 
 void ShardWriter::write_tensor(const safetensors::TensorInfo& planned, const at::Tensor& host) {
   fault::at("checkpoint.tensor");
-  LONGHAUL_CHECK(host.sizes() == at::IntArrayRef(planned.shape) &&
-                     host.scalar_type() == to_scalar_type(planned.dtype),
-                 "'{}' is {} [{}], planned was {} [{}]", planned.name,
-                 c10::toString(host.scalar_type()), fmt::join(host.sizes(), ", "),
-                 safetensors::dtype_name(planned.dtype), fmt::join(planned.shape, ", "));
   const size_t bytes = host.nbytes();
   writer_->write(planned.name, host.const_data_ptr(), bytes);
   const int64_t end = writer_->file_bytes();
@@ -151,9 +144,8 @@ class Save {
   std::string prepare(const fs::path& target);
   std::string write_shards() const;
   void publish(const std::vector<std::string>& parts);
-  template <typename Action>
-  std::vector<std::string> together(const Action& action) const;
-  std::exception_ptr explained(std::exception_ptr failure) const;
+  std::vector<std::string> together(const std::function<std::string()>& step) const;
+  [[noreturn]] void fail_full_disk(const FileError& error) const;
 
   const fs::path& folder_;
   const Snapshot& snapshot_;
@@ -178,63 +170,28 @@ fs::path Save::run() {
   return target;
 }
 
-std::string text_of(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-}
-
 // A full disk is told with what is missing.
-std::exception_ptr Save::explained(std::exception_ptr failure) const {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const FileError& error) {
-    if (error.code() != ENOSPC && error.code() != EDQUOT) return failure;
-    const int64_t needed = total_bytes(shards_);
-    const int64_t left = std::max<int64_t>(0, available_bytes(folder_));
-    const auto size = [](int64_t bytes) { return human_bytes(static_cast<double>(bytes)); };
-    return std::make_exception_ptr(FileError(
-        error.code(),
-        fmt::format("cannot save step {} in '{}': no space left on device; it takes {} and {} are "
-                    "left: free {} or choose another checkpoint.folder",
-                    snapshot_.step, folder_.string(), size(needed), size(left),
-                    size(needed > left ? needed - left : needed))));
-  } catch (...) {
-    return failure;
-  }
+std::vector<std::string> Save::together(const std::function<std::string()>& step) const {
+  return dtensor::together(ranks_, [&] {
+    try {
+      return step();
+    } catch (const FileError& error) {
+      if (error.code() == ENOSPC || error.code() == EDQUOT) fail_full_disk(error);
+      throw;
+    }
+  });
 }
 
-// Runs a step on each rank and returns what each made of it. If it failed on any, all throw: those
-// where it did their own exception, the others what the first of those says. Other ranks that
-// cannot be reached (CollectiveError) are told nothing.
-template <typename Action>
-std::vector<std::string> Save::together(const Action& action) const {
-  constexpr char kDone = '+', kFailed = '-';
-  std::string result;
-  std::exception_ptr failure;
-  try {
-    result = kDone + std::string(action());
-  } catch (const dtensor::CollectiveError&) {
-    throw;
-  } catch (const std::exception&) {
-    failure = explained(std::current_exception());
-    result = kFailed + text_of(failure);
-  }
-  if (ranks_ == nullptr) {
-    if (failure) std::rethrow_exception(failure);
-    return {result.substr(1)};
-  }
-  auto results = dtensor::gather_text(*ranks_, result);
-  if (failure) std::rethrow_exception(failure);
-  for (size_t rank = 0; rank < results.size(); ++rank) {
-    if (results[rank][0] == kFailed) {
-      fail_user("rank {}: {}", ranks_->global_ranks()[rank], results[rank].substr(1));
-    }
-    results[rank].erase(0, 1);
-  }
-  return results;
+void Save::fail_full_disk(const FileError& error) const {
+  const int64_t needed = total_bytes(shards_);
+  const int64_t left = std::max<int64_t>(0, available_bytes(folder_));
+  const auto size = [](int64_t bytes) { return human_bytes(static_cast<double>(bytes)); };
+  throw FileError(
+      error.code(),
+      fmt::format("cannot save step {} in '{}': no space left on device; it takes {} and {} are "
+                  "left: free {} or choose another checkpoint.folder",
+                  snapshot_.step, folder_.string(), size(needed), size(left),
+                  size(needed > left ? needed - left : needed)));
 }
 
 // Returns the path of the folder that all write to.

@@ -36,7 +36,6 @@ void Saver::save(const Snapshot& snapshot) {
       done(checkpoint::save(options_.folder, staged_, options), seconds_since(start));
     });
   }
-  seconds_held_ += seconds_since(start);
 }
 
 void Saver::done(const fs::path& saved, double seconds) const {

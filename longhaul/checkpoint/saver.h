@@ -41,9 +41,6 @@ class Saver {
   // Waits for a save under way. UserError if it failed, or one that nobody asked about.
   void finish();
 
-  // Seconds that the caller was held by save() so far.
-  double seconds_held() const { return seconds_held_; }
-
  private:
   void done(const fs::path& saved, double seconds) const;
   void collect();
@@ -53,7 +50,6 @@ class Saver {
   StagedSnapshot staged_;
   std::future<void> under_way_;
   std::optional<std::string> failure_;
-  double seconds_held_ = 0;
 };
 
 }  // namespace longhaul::checkpoint

@@ -20,12 +20,6 @@ namespace {
 
 fs::path hidden_name(const fs::path& step_folder) { return temporary_name(step_folder); }
 
-void remove_logged(const fs::path& path) {
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) log::warn("cannot remove '{}': {}", path.string(), error.message());
-}
-
 // The process id in `.step-<N>.tmp-<pid>` or `.step-<N>.tmp-<pid>-old`; empty for any other name.
 std::string owner_of(std::string_view name) {
   const auto skip = [&name](std::string_view text) {
@@ -82,6 +76,21 @@ void exchange(const fs::path& path, const fs::path& final_path) {
 
 }  // namespace
 
+void remove_logged(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) log::warn("cannot remove '{}': {}", path.string(), error.message());
+}
+
+void take_name(const fs::path& path, const fs::path& final_path) {
+  std::error_code ignored;
+  if (fs::exists(fs::symlink_status(final_path, ignored))) {
+    exchange(path, final_path);
+  } else {
+    rename_or_fail(path, final_path);
+  }
+}
+
 TemporaryStep::TemporaryStep(const fs::path& folder, int64_t step)
     : final_path_(step_path(folder, step)), path_(hidden_name(final_path_)) {
   std::error_code error;
@@ -99,12 +108,7 @@ TemporaryStep::~TemporaryStep() {
 
 void TemporaryStep::publish() {
   fault::at("checkpoint.rename");
-  std::error_code ignored;
-  if (fs::exists(fs::symlink_status(final_path_, ignored))) {
-    exchange(path_, final_path_);
-  } else {
-    rename_or_fail(path_, final_path_);
-  }
+  take_name(path_, final_path_);
   fault::at("checkpoint.renamed");
   sync_folder(final_path_.parent_path());
 }

@@ -1,5 +1,6 @@
 // The life of a step folder on disk: preparing under a hidden name, taking the final name, and
-// clearing away what died. Called by save() and purge() only.
+// clearing away what died. Called by save() and purge(); what holds for any folder, by hf_writer,
+// too.
 #pragma once
 
 #include "longhaul/base/file.h"
@@ -23,6 +24,13 @@ class TemporaryStep {
   fs::path path_;
   FileDescriptor lock_;
 };
+
+// Gives the folder at `path` the name `final_path`; what had that name is left at `path`, in one
+// move where the file system can exchange two folders.
+void take_name(const fs::path& path, const fs::path& final_path);
+
+// Deletes a folder; a warning says what cannot be deleted.
+void remove_logged(const fs::path& path);
 
 // Deletes a step folder so that at no time a part of it is under its name.
 void remove_step(const fs::path& step_folder);

@@ -1,5 +1,7 @@
 #include "longhaul/checkpoint/tensor_file.h"
 
+#include <fmt/ranges.h>
+
 #include <array>
 #include <cstring>
 #include <utility>
@@ -63,6 +65,16 @@ safetensors::TensorInfo describe_shape(const std::string& name, const at::Tensor
 
 at::Tensor on_host(const at::Tensor& tensor) {
   return tensor.detach().to(at::kCPU).resolve_neg().contiguous();
+}
+
+at::Tensor on_host(const at::Tensor& tensor, const safetensors::TensorInfo& planned) {
+  at::Tensor host = on_host(tensor);
+  LONGHAUL_CHECK(host.sizes() == at::IntArrayRef(planned.shape) &&
+                     host.scalar_type() == to_scalar_type(planned.dtype),
+                 "'{}' is {} [{}], planned was {} [{}]", planned.name,
+                 c10::toString(host.scalar_type()), fmt::join(host.sizes(), ", "),
+                 safetensors::dtype_name(planned.dtype), fmt::join(planned.shape, ", "));
+  return host;
 }
 
 at::Tensor to_tensor(const safetensors::TensorInfo& info, std::span<const std::byte> bytes) {

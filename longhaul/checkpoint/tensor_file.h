@@ -27,6 +27,9 @@ safetensors::TensorInfo describe_shape(const std::string& name, const at::Tensor
 // The values as a contiguous CPU tensor without autograd; shares storage if it already is one.
 at::Tensor on_host(const at::Tensor& tensor);
 
+// The same. Error, naming the tensor, if it has not the dtype and shape that were planned.
+at::Tensor on_host(const at::Tensor& tensor, const safetensors::TensorInfo& planned);
+
 // A new CPU tensor with these contents.
 at::Tensor to_tensor(const safetensors::TensorInfo& info, std::span<const std::byte> bytes);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 
 namespace longhaul::dtensor {
 
@@ -28,6 +29,31 @@ std::vector<std::string> gather_text(const Communicator& group, const std::strin
     texts.emplace_back(begin, static_cast<size_t>(lengths[rank].item<int64_t>()));
   }
   return texts;
+}
+
+std::vector<std::string> together(const Communicator* ranks,
+                                  const std::function<std::string()>& step) {
+  if (ranks == nullptr) return {step()};
+  constexpr char kDone = '+', kFailed = '-';
+  std::string result;
+  std::exception_ptr failure;
+  try {
+    result = kDone + step();
+  } catch (const CollectiveError&) {
+    throw;
+  } catch (const std::exception& error) {
+    failure = std::current_exception();
+    result = kFailed + std::string(error.what());
+  }
+  auto results = gather_text(*ranks, result);
+  if (failure) std::rethrow_exception(failure);
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    if (results[rank][0] == kFailed) {
+      fail_user("rank {}: {}", ranks->global_ranks()[rank], results[rank].substr(1));
+    }
+    results[rank].erase(0, 1);
+  }
+  return results;
 }
 
 }  // namespace longhaul::dtensor

@@ -1,7 +1,6 @@
 #include "longhaul/train/convert.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
@@ -37,12 +36,8 @@ deepseek_v3::Model shapes_of(const ModelConfig& config, bool own_norm) {
 
 // N of a path that ends in step-N.
 int64_t step_of(const fs::path& step_folder) {
-  const std::string name = step_folder.filename().string(), prefix = "step-";
-  int64_t step = -1;
-  if (name.starts_with(prefix)) {
-    std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
-  }
-  if (step < 0 || name != prefix + std::to_string(step)) {
+  const int64_t step = checkpoint::step_of(step_folder.filename().string());
+  if (step < 0) {
     fail_user("'{}' is no name of a checkpoint; name a step folder, such as '{}'",
               step_folder.string(), (step_folder / "step-0").string());
   }

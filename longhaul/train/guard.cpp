@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "longhaul/dtensor/exchange.h"
+
 namespace longhaul::train {
 
 bool router_biases_are_finite(deepseek_v3::Model& model) {
@@ -22,9 +24,9 @@ std::string find_nonfinite(const deepseek_v3::Model& model, const dtensor::Commu
   const auto found = std::find_if(states.begin(), states.end(), [](const auto& state) {
     return !at::isfinite(*state.tensor).all().template item<bool>();
   });
-  at::Tensor first = at::full({1}, static_cast<int64_t>(found - states.begin()), at::kLong);
-  all.all_reduce(first, dtensor::Reduction::kMin).wait();
-  const auto index = static_cast<size_t>(first.item<int64_t>());
+  const int64_t first = found - states.begin();
+  const auto index =
+      static_cast<size_t>(dtensor::reduce_number(all, first, dtensor::Reduction::kMin));
   return index == states.size() ? "" : states[index].name;
 }
 

@@ -16,6 +16,7 @@
 #include "longhaul/checkpoint/saver.h"
 #include "longhaul/config/capability.h"
 #include "longhaul/config/write.h"
+#include "longhaul/dtensor/exchange.h"
 #include "longhaul/train/data_source.h"
 #include "longhaul/train/guard.h"
 #include "longhaul/train/hf_export.h"
@@ -298,9 +299,7 @@ void Run::report(const StepMetrics& metrics) {
 bool Run::wants_to_stop() const {
   const double minutes = config_.training.max_minutes;
   const bool wants = stop_.load() || (minutes > 0 && seconds_since(start_) > 60 * minutes);
-  at::Tensor any = at::full({1}, int64_t{wants}, at::kLong);
-  trainer_.dims().all->all_reduce(any, dtensor::Reduction::kMax).wait();
-  return any.item<int64_t>() == 1;
+  return dtensor::reduce_number(*trainer_.dims().all, wants, dtensor::Reduction::kMax) == 1;
 }
 
 void Run::save(bool last) {

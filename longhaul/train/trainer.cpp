@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "longhaul/base/error.h"
+#include "longhaul/dtensor/exchange.h"
 #include "longhaul/models/deepseek_v3/flops.h"
 #include "longhaul/optim/gradients.h"
 #include "longhaul/optim/router_bias.h"
@@ -224,9 +225,8 @@ StepMetrics Trainer::measure(const StepLosses& losses) const {
 
 bool Trainer::may_update(const StepMetrics& metrics) const {
   const bool finite = std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm);
-  at::Tensor sound = at::full({1}, int64_t{finite && router_biases_are_finite(*model_)}, at::kLong);
-  dims_.all->all_reduce(sound, dtensor::Reduction::kMin).wait();
-  if (sound.item<int64_t>() == 1) return true;
+  const bool sound = finite && router_biases_are_finite(*model_);
+  if (dtensor::reduce_number(*dims_.all, sound, dtensor::Reduction::kMin) == 1) return true;
   const std::string what =
       fmt::format("step {}: loss {} (lm {}, indexer {}), gradient norm {}", metrics.step,
                   metrics.loss, metrics.lm_loss, metrics.indexer_loss, metrics.grad_norm);

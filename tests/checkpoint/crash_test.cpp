@@ -46,13 +46,6 @@ int run_saver(const fs::path& folder, int step, const std::string& fault) {
   return status;
 }
 
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 // Every place that a save of the test's snapshot visits, as "<place>:<nth>".
 std::vector<std::string> visits_of_a_save() {
   const TempFolder folder;

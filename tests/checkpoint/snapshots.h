@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "longhaul/checkpoint/checkpoint.h"
 
 namespace longhaul::checkpoint {
@@ -35,6 +37,14 @@ inline Snapshot make_snapshot(int64_t step, bool model_only = false) {
                       {"rng", {{"seed", 42}}},
                       {"lr", 0.1}};
   return snapshot;
+}
+
+// What lies in a folder, sorted.
+inline std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 inline void expect_same(const Snapshot& actual, const Snapshot& expected) {

@@ -44,13 +44,6 @@ Snapshot spread(const Snapshot& whole, const dtensor::Communicator& ranks) {
   return snapshot;
 }
 
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 TEST(Together, RanksWriteSharesOfOneCheckpoint) {
   const TempFolder folder;
   const Snapshot whole = make_snapshot(7);
