@@ -5,6 +5,7 @@
 
 #include "longhaul/base/error.h"
 #include "tests/models/tiny_model.h"
+#include "tests/support/hf_tensors.h"
 #include "tests/support/log_capture.h"
 
 namespace longhaul::testing {
@@ -13,19 +14,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-// All tensors of a model by Hugging Face name.
-Tensors exported(v3::Model& model) {
-  Tensors tensors;
-  for (const auto& list : {model.parameters(), model.buffers()}) {
-    for (const auto& parameter : list) {
-      for (const auto& [name, view] : v3::hf_views(parameter.name, parameter.tensor->detach())) {
-        tensors[name] = view.clone();
-      }
-    }
-  }
-  return tensors;
-}
 
 std::string load_error(v3::Model& model, const Tensors& tensors) {
   try {
@@ -50,10 +38,10 @@ TEST(HfViews, ExpertsOneByOneOthersAsTheyAre) {
 
 TEST(LoadHf, RoundTrip) {
   const auto source = tiny_model();
-  const auto weights = exported(*source);
+  const auto weights = hf_tensors(*source);
   v3::Model target(tiny_config(), fp64_settings());
   v3::load_hf(target, source_of(weights));
-  const auto loaded = exported(target);
+  const auto loaded = hf_tensors(target);
   ASSERT_EQ(loaded.size(), weights.size());
   for (const auto& [name, value] : weights) EXPECT_TRUE(at::equal(loaded.at(name), value)) << name;
   for (const auto& parameter : target.parameters()) {
@@ -63,8 +51,8 @@ TEST(LoadHf, RoundTrip) {
 
 TEST(LoadHf, ListsEveryProblemAndWritesNothing) {
   const auto model = tiny_model();
-  const auto before = exported(*model);
-  auto weights = exported(*model);
+  const auto before = hf_tensors(*model);
+  auto weights = hf_tensors(*model);
   for (auto& [name, value] : weights) value = value + 1;
   weights.erase("model.norm.weight");
   weights.erase("model.layers.1.mlp.experts.3.up_proj.weight");
@@ -76,7 +64,7 @@ TEST(LoadHf, ListsEveryProblemAndWritesNothing) {
                              HasSubstr("unexpected: model.layers.0.self_attn.q_proj.weight"),
                              HasSubstr("lm_head.weight is [24, 12], the model wants [23, 12]"),
                              HasSubstr("model.flavor"), Not(HasSubstr("\n"))));
-  for (const auto& [name, value] : exported(*model)) {
+  for (const auto& [name, value] : hf_tensors(*model)) {
     EXPECT_TRUE(at::equal(value, before.at(name))) << name << " was written";
   }
 }
@@ -88,7 +76,7 @@ TEST(LoadHf, LongListsAreCut) {
 
 TEST(LoadHf, AMissingRouterBiasIsNamed) {
   const auto model = tiny_model();
-  auto weights = exported(*model);
+  auto weights = hf_tensors(*model);
   weights.erase("model.layers.1.mlp.gate.e_score_correction_bias");
   EXPECT_THAT(load_error(*model, weights),
               HasSubstr("missing: model.layers.1.mlp.gate.e_score_correction_bias"));
@@ -97,7 +85,7 @@ TEST(LoadHf, AMissingRouterBiasIsNamed) {
 // Published folders carry an MTP layer with copies of the embedding and the head.
 TEST(LoadHf, SpareMtpLayers) {
   auto config = tiny_config();
-  auto weights = exported(*tiny_model());
+  auto weights = hf_tensors(*tiny_model());
   for (const auto* name : {"embed_tokens.weight", "shared_head.head.weight"}) {
     weights[std::string("model.layers.2.") + name] = at::zeros({23, 12});
   }
@@ -117,7 +105,7 @@ TEST(LoadHf, ADeeperTrunkIsAnotherModel) {
   auto deeper = tiny_config();
   deeper.num_hidden_layers = 3;
   deeper.num_nextn_predict_layers = 0;
-  const auto weights = exported(*tiny_model(deeper));
+  const auto weights = hf_tensors(*tiny_model(deeper));
   auto config = tiny_config();
   config.num_nextn_predict_layers = 0;
   v3::Model shallow(config, fp64_settings());
@@ -127,7 +115,7 @@ TEST(LoadHf, ADeeperTrunkIsAnotherModel) {
 // Nothing is dropped in silence: copies that differ are named, equal ones are not worth a word.
 TEST(LoadHf, MtpCopiesThatDifferAreNamed) {
   const auto source = tiny_model();
-  auto weights = exported(*source);
+  auto weights = hf_tensors(*source);
   const std::string layer = "model.layers.3.";
   weights[layer + "embed_tokens.weight"] = weights.at("model.embed_tokens.weight").clone();
   weights[layer + "shared_head.head.weight"] = weights.at("lm_head.weight").to(at::kFloat);
@@ -151,17 +139,17 @@ TEST(LoadHf, MtpNormsOfTheirOwn) {
   auto settings = fp64_settings();
   settings.mtp_own_norm = true;
   const auto source = tiny_model(tiny_config(), settings);
-  const auto weights = exported(*source);
+  const auto weights = hf_tensors(*source);
   ASSERT_TRUE(weights.contains("model.layers.3.shared_head.norm.weight"));
   v3::Model target(tiny_config(), settings);
   EXPECT_EQ(load_error(target, weights), "");
-  EXPECT_TRUE(at::equal(exported(target).at("model.layers.3.shared_head.norm.weight"),
+  EXPECT_TRUE(at::equal(hf_tensors(target).at("model.layers.3.shared_head.norm.weight"),
                         weights.at("model.layers.3.shared_head.norm.weight")));
 }
 
 TEST(LoadHf, WhatTheSourceFindsWrongIsListedWithTheRest) {
   const auto model = tiny_model();
-  auto weights = exported(*model);
+  auto weights = hf_tensors(*model);
   weights.erase("model.norm.weight");
   auto source = source_of(weights);
   source.problem = [](const std::string& name) {
@@ -174,12 +162,12 @@ TEST(LoadHf, WhatTheSourceFindsWrongIsListedWithTheRest) {
 
 TEST(LoadHf, ConvertsTheDtype) {
   const auto source = tiny_model();
-  const auto weights = exported(*source);
+  const auto weights = hf_tensors(*source);
   v3::ModelSettings settings;
   settings.param_dtype = at::kBFloat16;
   v3::Model target(tiny_config(), settings);
   v3::load_hf(target, source_of(weights));
-  for (const auto& [name, value] : exported(target)) {
+  for (const auto& [name, value] : hf_tensors(target)) {
     EXPECT_TRUE(at::equal(value, weights.at(name).to(value.scalar_type()))) << name;
   }
 }

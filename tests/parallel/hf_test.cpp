@@ -4,6 +4,7 @@
 
 #include "longhaul/models/deepseek_v3/hf_adapter.h"
 #include "tests/parallel/layout_harness.h"
+#include "tests/support/hf_tensors.h"
 #include "tests/train/hf_fixture.h"
 
 namespace longhaul::testing {
@@ -26,15 +27,7 @@ v3::ModelConfig config_with_blocks() {
 Tensors random_weights(const v3::ModelConfig& config) {
   v3::Model model(config, {});
   randomize(model, 7);
-  Tensors tensors;
-  for (const auto& list : {model.parameters(), model.buffers()}) {
-    for (const auto& state : list) {
-      for (const auto& [name, view] : v3::hf_views(state.name, state.tensor->detach())) {
-        tensors[name] = view.clone();
-      }
-    }
-  }
-  return tensors;
+  return hf_tensors(model);
 }
 
 class HfOnRanks : public ::testing::TestWithParam<Layout> {};

@@ -3,6 +3,7 @@
 #include "longhaul/models/deepseek_v3/hf_adapter.h"
 #include "longhaul/train/hf_export.h"
 #include "longhaul/train/hf_import.h"
+#include "tests/support/hf_tensors.h"
 #include "tests/support/log_capture.h"
 #include "tests/train/hf_fixture.h"
 
@@ -24,18 +25,6 @@ v3::Model golden_shape(const std::string& name = "hf_base") {
   return {v3::parse_model_config(golden_json(name), name), v3::ModelSettings{}};
 }
 
-Tensors contents(v3::Model& model) {
-  Tensors tensors;
-  for (const auto& list : {model.parameters(), model.buffers()}) {
-    for (const auto& state : list) {
-      for (const auto& [name, view] : v3::hf_views(state.name, state.tensor->detach())) {
-        tensors[name] = view.clone();
-      }
-    }
-  }
-  return tensors;
-}
-
 std::string load_error(v3::Model& model, const fs::path& folder, bool quantized = true) {
   try {
     train::load_hf_folder(model, folder.string(), quantized);
@@ -54,21 +43,21 @@ TEST(HfImport, PublishedFp8IsWhatItsScalesSay) {
   write_hf(folder.path(), fp8, golden_json("hf_base", kPublishedQuantization));
   auto model = golden_shape();
   EXPECT_EQ(load_error(model, folder.path()), "");
-  expect_identical_tensors(contents(model), meaning_of(fp8));
+  expect_identical_tensors(hf_tensors(model), meaning_of(fp8));
 }
 
 TEST(HfImport, QuantizedWeightsAreTakenOnlyIfTheJobSaysSo) {
   const TemporaryFolder folder;
   write_hf(folder.path(), published(golden_weights("hf_base")), golden_json("hf_base"));
   auto model = golden_shape();
-  const Tensors before = contents(model);
+  const Tensors before = hf_tensors(model);
   EXPECT_THAT(load_error(model, folder.path(), /*quantized=*/false),
               AllOf(HasSubstr("is quantized (F8_E4M3)"),
                     HasSubstr("checkpoint.initial_load_in_hf_quantized")));
-  expect_identical_tensors(contents(model), before);
+  expect_identical_tensors(hf_tensors(model), before);
   // With it, others load as well.
   EXPECT_EQ(load_error(model, golden_path("hf_base") / "checkpoint"), "");
-  expect_identical_tensors(contents(model), golden_weights("hf_base"));
+  expect_identical_tensors(hf_tensors(model), golden_weights("hf_base"));
 }
 
 // Everything that is wrong is listed in one message, before anything is written.
@@ -85,7 +74,7 @@ TEST(HfImport, EveryProblemOfAFolderIsNamed) {
   fp8["lm_head.weight"] = at::ones({319, 128});
   write_hf(folder.path(), fp8, golden_json("hf_base"));
   auto model = golden_shape();
-  const Tensors before = contents(model);
+  const Tensors before = hf_tensors(model);
   EXPECT_THAT(load_error(model, folder.path()),
               AllOf(HasSubstr("missing: model.norm.weight"),
                     HasSubstr("unexpected: model.layers.0.mlp.gate.weight, "
@@ -94,7 +83,7 @@ TEST(HfImport, EveryProblemOfAFolderIsNamed) {
                     HasSubstr(o_proj + "_scale_inv is missing"),
                     HasSubstr(down + "_scale_inv is [2, 1], [128, 16] has [1, 1] blocks"),
                     Not(HasSubstr("\n"))));
-  expect_identical_tensors(contents(model), before);
+  expect_identical_tensors(hf_tensors(model), before);
 }
 
 TEST(HfImport, DamagedFilesAreNamed) {
@@ -102,13 +91,13 @@ TEST(HfImport, DamagedFilesAreNamed) {
   const fs::path file = folder.path() / "model.safetensors";
   write_hf(folder.path(), published(golden_weights("hf_base")), golden_json("hf_base"));
   auto model = golden_shape();
-  const Tensors before = contents(model);
+  const Tensors before = hf_tensors(model);
   const std::string bytes = read_file(file);
   for (const size_t length : {size_t{0}, size_t{5}, size_t{100}, bytes.size() - 1}) {
     write_text(file, bytes.substr(0, length));
     EXPECT_THAT(load_error(model, folder.path()), HasSubstr(file.string())) << length;
   }
-  expect_identical_tensors(contents(model), before);
+  expect_identical_tensors(hf_tensors(model), before);
 }
 
 TEST(HfImport, ARunStartsFromPublishedWeights) {
