@@ -8,6 +8,14 @@
 namespace longhaul {
 namespace {
 
+std::string lower_case(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) {
+    if ('A' <= c && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return lower;
+}
+
 // Levenshtein distance in which swapping two neighbours counts once.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
@@ -31,7 +39,7 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
   std::string best;
   size_t best_distance = 0;
   for (const auto& candidate : candidates) {
-    const size_t distance = edit_distance(name, candidate);
+    const size_t distance = edit_distance(lower_case(name), lower_case(candidate));
     const size_t limit = std::max<size_t>(2, std::max(name.size(), candidate.size()) / 3);
     if (distance <= limit && (best.empty() || distance < best_distance)) {
       best = candidate;

@@ -9,7 +9,7 @@
 namespace longhaul {
 
 // The candidate with the smallest edit distance to `name`, or empty if none is near
-// (distance above a third of the longer length, but at least 2).
+// (distance above a third of the longer length, but at least 2; letters in any case are the same).
 std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates);
 
 // ", did you mean 'x'?" or nothing.

@@ -1,8 +1,11 @@
 #include "longhaul/converters/converters.h"
 
+#include <fmt/ranges.h>
+
 #include <set>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/text.h"
 
 namespace longhaul::converters {
 namespace {
@@ -37,6 +40,13 @@ std::string dsa_unmet(const Properties& properties) {
   return "";
 }
 
+std::string permute_unmet(const Properties& properties) {
+  if (const std::string unmet = kernel_unmet(properties); !unmet.empty()) return unmet;
+  return properties.has_routed_experts
+             ? ""
+             : "a model with routed experts; this one has none, remove it from model.converters";
+}
+
 std::string without_prefix(const std::string& name) {
   return name.starts_with("npu_") ? name.substr(4) : name;
 }
@@ -45,11 +55,10 @@ const Converter& find(const std::string& name) {
   for (const auto& converter : registry()) {
     if (without_prefix(name) == converter.name) return converter;
   }
-  std::string known;
-  for (const auto& converter : registry()) {
-    known += (known.empty() ? "" : ", ") + std::string(converter.name);
-  }
-  fail_user("converter '{}' is not there; there are: {}", name, known);
+  std::vector<std::string> known;
+  for (const auto& converter : registry()) known.push_back(converter.name);
+  fail_user("converter '{}' is not there{}; there are: {}", name,
+            did_you_mean(without_prefix(name), known), fmt::join(known, ", "));
 }
 
 }  // namespace
@@ -68,7 +77,7 @@ const std::vector<Converter>& registry() {
       {.name = "permute",
        .operation = "permute",
        .replaces = "the router's choice, tokens to their experts and back",
-       .unmet = kernel_unmet},
+       .unmet = permute_unmet},
       {.name = "gmm",
        .operation = "gmm",
        .replaces = "the experts' products and SwiGLU",

@@ -17,6 +17,7 @@ struct Properties {
   at::Device device = at::kCPU;
   // Of one rank; 0 where the model has none.
   int64_t attention_heads = 0, index_heads = 0;
+  bool has_routed_experts = true;
 };
 
 struct Converter {
@@ -30,8 +31,8 @@ struct Converter {
 // All there are.
 const std::vector<Converter>& registry();
 
-// Throws UserError for a name that is not there, a need that is not met, and two names that claim
-// the same operation.
+// Throws UserError for a name that is not there (with the nearest one that is), a need that is not
+// met, and two names that claim the same operation.
 void check(const std::vector<std::string>& names, const Properties& properties);
 
 // Applies the converters of these names. Throws UserError as check does, and for a converter that

@@ -49,18 +49,22 @@ std::unique_ptr<Fsdp> apply_data_parallel(deepseek_v3::Model& model, const Paral
                      .groups = by_ranks(take_parameters(block, rest), dims),
                      .reshard_after_forward = reshard});
   };
-  units.push_back({.module = &stages.embedding,
-                   .groups = by_ranks(take_parameters(stages.embedding, rest), dims),
-                   .reshard_after_forward = reshard && stages.mtp.empty(),
-                   .in_sequence = false,
-                   .backward_needs_weights = false});
+  if (stages.embedding != nullptr) {
+    units.push_back({.module = stages.embedding,
+                     .groups = by_ranks(take_parameters(*stages.embedding, rest), dims),
+                     .reshard_after_forward = reshard && stages.mtp.empty(),
+                     .in_sequence = false,
+                     .backward_needs_weights = false});
+  }
   for (auto* block : stages.trunk) add_block(*block);
   const size_t head = units.size();
   for (auto* block : stages.mtp) add_block(*block);
-  units.insert(units.begin() + static_cast<std::ptrdiff_t>(head), {.module = &stages.norm,
-                                                                   .groups = by_ranks(rest, dims),
-                                                                   .reshard_after_forward = false,
-                                                                   .in_sequence = false});
+  if (stages.norm != nullptr) {
+    units.insert(units.begin() + static_cast<std::ptrdiff_t>(head), {.module = stages.norm,
+                                                                     .groups = by_ranks(rest, dims),
+                                                                     .reshard_after_forward = false,
+                                                                     .in_sequence = false});
+  }
   return std::make_unique<Fsdp>(units,
                                 Fsdp::Options{.replicate = dims.mesh->shared_axis("dp_replicate"),
                                               .compute_dtype = model.settings().compute_dtype,

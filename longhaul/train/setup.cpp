@@ -65,10 +65,12 @@ converters::Properties converter_properties(const JobConfig& config,
   const bool on_cuda = config.training.device == "cuda";  // wherever the job is read
   const bool indexes = settings.stage != deepseek_v3::IndexerStage::kOff;
   const int64_t tp = std::max<int64_t>(config.parallelism.tensor_parallel_degree, 1);
+  const int64_t last_layer = shape.num_hidden_layers + shape.num_nextn_predict_layers - 1;
   return {.compute_dtype = settings.compute_dtype,
           .device = on_cuda ? at::Device(at::kCUDA, 0) : choose_device(config),
           .attention_heads = shape.num_attention_heads / tp,
-          .index_heads = indexes ? shape.index_n_heads : 0};
+          .index_heads = indexes ? shape.index_n_heads : 0,
+          .has_routed_experts = shape.is_moe_layer(last_layer)};
 }
 
 void apply_converters(const JobConfig& config, deepseek_v3::Model& model) {

@@ -9,6 +9,7 @@ TEST(Text, NearestName) {
   const std::vector<std::string> names = {"seq_len", "steps", "local_batch_size"};
   EXPECT_EQ(nearest_name("seqlen", names), "seq_len");
   EXPECT_EQ(nearest_name("step", names), "steps");
+  EXPECT_EQ(nearest_name("STEPS", names), "steps");
   EXPECT_EQ(nearest_name("zzzzzzzz", names), "");
   EXPECT_EQ(did_you_mean("sqe_len", names), ", did you mean 'seq_len'?");
 }

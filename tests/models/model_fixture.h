@@ -100,9 +100,10 @@ struct Losses {
   std::vector<double> by_tower;  // mean cross-entropy
 };
 
+// `hidden_BSD`: what a part of a model starts from (Model::forward).
 inline Losses forward_losses(v3::Model& model, const v3::Batch& batch, v3::ForwardContext& ctx,
-                             double mtp_weight = 0.3) {
-  const auto hidden = model.forward(batch, ctx);
+                             double mtp_weight = 0.3, const at::Tensor& hidden_BSD = {}) {
+  const auto hidden = model.forward(batch, ctx, hidden_BSD);
   Losses losses;
   for (size_t i = 0; i < hidden.size(); ++i) {
     const auto sum = ops::linear_cross_entropy(hidden[i], model.lm_head().weight,

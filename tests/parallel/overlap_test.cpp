@@ -106,10 +106,10 @@ void check_overlap(dtensor::World& world, Job job) {
   job.prepare = [&](v3::Model& model) {
     const auto stages = model.stages();
     const auto add = [&](nn::Module& unit) { arrivals.push_back(std::make_unique<Arrival>(unit)); };
-    add(stages.embedding);
+    add(*stages.embedding);
     for (auto* block : stages.trunk) add(*block);
     trunk = stages.trunk.size();
-    add(stages.norm);
+    add(*stages.norm);
     for (auto* block : stages.mtp) add(*block);
   };
   RankOfModel rank(world, {.dp = world.size(), .fsdp = true}, job);

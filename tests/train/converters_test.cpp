@@ -3,7 +3,10 @@
 
 #include <gmock/gmock.h>
 
+#include <set>
+
 #include "longhaul/base/error.h"
+#include "longhaul/config/names.h"
 #include "longhaul/train/preflight.h"
 #include "tests/support/log_capture.h"
 #include "tests/support/tensors.h"
@@ -50,6 +53,41 @@ TEST(ConverterNeeds, HeadsAreOfDsaAlone) {
     if (name == "dsa") continue;
     EXPECT_EQ(message_of([&] { converters::check({name}, attention); }), "") << name;
     EXPECT_EQ(message_of([&] { converters::check({name}, index); }), "") << name;
+  }
+}
+
+// What a job file may name is what there is.
+TEST(ConverterNeeds, NamesOfTheJobFileAreThoseOfTheRegistry) {
+  std::set<std::string> expected;
+  for (const auto& name : all_names()) expected.insert({name, "npu_" + name});
+  std::set<std::string> named;
+  for (const auto& name : converter_names()) {
+    if (!name.starts_with("quantize.")) named.insert(name);  // TorchTitan's, refused by name
+  }
+  EXPECT_EQ(named, expected);
+  EXPECT_THAT(message_of([] { converters::check({"DSA"}, {}); }),
+              HasSubstr("converter 'DSA' is not there, did you mean 'dsa'?"));
+}
+
+TEST(ConverterNeeds, PermuteWantsExperts) {
+  const auto check = [](int64_t experts, int64_t mtp, int64_t dense) {
+    deepseek_v3::ModelConfig shape;
+    shape.num_hidden_layers = 2;
+    shape.n_routed_experts = experts;
+    shape.num_nextn_predict_layers = mtp;
+    shape.first_k_dense_replace = dense;
+    const JobConfig config = parse_job(
+        "[model]\nname = \"deepseek_v32\"\nconverters = [\"permute\"]\n"
+        "[training]\ndevice = \"cpu\"\n",
+        "job.toml", {});
+    return message_of([&] { train::check_converters(config, shape); });
+  };
+  EXPECT_EQ(check(8, 0, 1), "");
+  EXPECT_EQ(check(8, 1, 2), "");
+  for (const auto& without : {check(0, 1, 1), check(8, 0, 2)}) {
+    EXPECT_THAT(without,
+                HasSubstr("job.toml:3: model.converters: converter 'permute' needs a model "
+                          "with routed experts"));
   }
 }
 

@@ -64,29 +64,46 @@ Tensor MtpModule::forward(const Tensor& embedding_BSD, const Tensor& hidden_BSD,
   return Block::forward(eh_proj_.forward(both), sequence, ctx);
 }
 
-Model::Model(const ModelConfig& config, const ModelSettings& settings)
-    : config_(config),
-      settings_(settings),
-      rope_(config),
-      embed_tokens_(config.vocab_size, config.hidden_size, parameter_spec(settings)),
-      norm_(config.hidden_size, config.rms_norm_eps, parameter_spec(settings)),
-      lm_head_(config.hidden_size, config.vocab_size, parameter_spec(settings)) {
-  add_child("model.embed_tokens", embed_tokens_);
-  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    layers_.push_back(std::make_unique<Block>(i, config, settings));
+Model::Model(const ModelConfig& config, const ModelSettings& settings, const ModelPart& part)
+    : config_(config), settings_(settings), part_(part), rope_(config) {
+  const int64_t layers = config.num_hidden_layers;
+  if (part_.end_layer == ModelPart::kAllLayers) part_.end_layer = layers;
+  LONGHAUL_CHECK(
+      0 <= part_.first_layer && part_.first_layer <= part_.end_layer && part_.end_layer <= layers,
+      "a part with layers {} to {} of a model with {}", part_.first_layer, part_.end_layer, layers);
+  if (part_.embedding || (part_.head && config.num_nextn_predict_layers > 0)) {
+    add_child("model.embed_tokens", embed_tokens_.emplace(config.vocab_size, config.hidden_size,
+                                                          parameter_spec(settings)));
+  }
+  add_blocks();
+  if (part_.head) add_head();
+  freeze_idle_parameters();
+  save_policy_ = save_policy();
+}
+
+void Model::add_blocks() {
+  for (int64_t i = part_.first_layer; i < part_.end_layer; ++i) {
+    layers_.push_back(std::make_unique<Block>(i, config_, settings_));
     add_child("model.layers." + std::to_string(i), *layers_.back());
   }
-  for (int64_t i = config.num_hidden_layers; i < num_layers(); ++i) {
-    mtp_.push_back(std::make_unique<MtpModule>(i, config, settings));
+}
+
+void Model::add_head() {
+  for (int64_t i = config_.num_hidden_layers; i < num_layers(); ++i) {
+    mtp_.push_back(std::make_unique<MtpModule>(i, config_, settings_));
     const std::string name = "model.layers." + std::to_string(i);
     add_child(name, *mtp_.back());
     if (auto* norm = mtp_.back()->own_norm()) add_child(name + ".shared_head.norm", *norm);
   }
-  add_child("model.norm", norm_);
-  add_child("lm_head", lm_head_);
+  const auto spec = parameter_spec(settings_);
+  add_child("model.norm", norm_.emplace(config_.hidden_size, config_.rms_norm_eps, spec));
+  add_child("lm_head", lm_head_.emplace(config_.hidden_size, config_.vocab_size, spec));
   add_kernel("cross_entropy", loss_kernel_);
-  freeze_idle_parameters();
-  save_policy_ = save_policy();
+}
+
+const nn::Linear& Model::lm_head() const {
+  LONGHAUL_CHECK(lm_head_.has_value(), "this part of the model has no output projection");
+  return *lm_head_;
 }
 
 ops::SavePolicy Model::save_policy() const {
@@ -138,8 +155,8 @@ Tensor Model::run_block(const Block& block, const F& f, const std::vector<Tensor
 }
 
 Tensor Model::embed(const Tensor& ids) const {
-  return embed_tokens_.hooked({ids}, [&](const std::vector<Tensor>& x) {
-    return embed_tokens_.forward(x[0], settings_.compute_dtype);
+  return embed_tokens_->hooked({ids}, [&](const std::vector<Tensor>& x) {
+    return embed_tokens_->forward(x[0], settings_.compute_dtype);
   });
 }
 
@@ -147,19 +164,28 @@ Tensor Model::normed(const nn::RMSNorm& norm, const Tensor& hidden) const {
   return norm.hooked({hidden}, [&](const std::vector<Tensor>& x) { return norm.forward(x[0]); });
 }
 
-std::vector<Tensor> Model::forward(const Batch& batch, const ForwardContext& ctx) const {
-  LONGHAUL_CHECK(!batch.towers.empty() && batch.towers.size() <= mtp_.size() + 1,
-                 "a batch with {} towers for {} MTP modules", batch.towers.size(), mtp_.size());
+Tensor Model::trunk(const Batch& batch, Tensor h_BSD, const ForwardContext& ctx) const {
   const Sequence sequence = sequence_of(batch, 0, ctx);
-  Tensor h = embed(batch.towers[0].input_ids);
   for (const auto& layer : layers_) {
     const auto forward = [&block = *layer, sequence](const std::vector<Tensor>& x,
                                                      const ForwardContext& inner) {
       return block.forward(x[0], sequence, inner);
     };
-    h = run_block(*layer, forward, {h}, ctx);
+    h_BSD = run_block(*layer, forward, {h_BSD}, ctx);
   }
-  std::vector<Tensor> hidden = {normed(norm_, h)};
+  return h_BSD;
+}
+
+std::vector<Tensor> Model::forward(const Batch& batch, const ForwardContext& ctx,
+                                   const Tensor& hidden_BSD) const {
+  LONGHAUL_CHECK(!batch.towers.empty() && (!part_.head || batch.towers.size() <= mtp_.size() + 1),
+                 "a batch with {} towers for {} MTP modules", batch.towers.size(), mtp_.size());
+  LONGHAUL_CHECK(hidden_BSD.defined() != part_.embedding, "{}",
+                 part_.embedding ? "this part of the model starts from the batch's token ids"
+                                 : "this part of the model wants the hidden states before it");
+  Tensor h = trunk(batch, part_.embedding ? embed(batch.towers[0].input_ids) : hidden_BSD, ctx);
+  if (!part_.head) return {h};
+  std::vector<Tensor> hidden = {normed(*norm_, h)};
   if (settings_.mtp_after_norm) h = hidden[0];
 
   for (size_t k = 1; k < batch.towers.size(); ++k) {
@@ -171,25 +197,31 @@ std::vector<Tensor> Model::forward(const Batch& batch, const ForwardContext& ctx
       return module.forward(x[0], x[1], sequence, inner);
     };
     h = run_block(module, forward, {embedding, h}, ctx);
-    hidden.push_back(normed(module.own_norm() ? *module.own_norm() : norm_, h));
+    hidden.push_back(normed(module.own_norm() ? *module.own_norm() : *norm_, h));
     if (settings_.mtp_after_norm) h = hidden.back();
   }
   return hidden;
 }
 
 Model::Stages Model::stages() {
-  Stages stages{embed_tokens_, {}, norm_, {}};
+  Stages stages{.embedding = embed_tokens_ ? &*embed_tokens_ : nullptr,
+                .norm = norm_ ? &*norm_ : nullptr};
   for (auto& block : layers_) stages.trunk.push_back(block.get());
   for (auto& block : mtp_) stages.mtp.push_back(block.get());
   return stages;
 }
 
+std::vector<int64_t> Model::layers() const {
+  std::vector<int64_t> numbers;
+  for (const auto& block : layers_) numbers.push_back(block->layer());
+  for (const auto& block : mtp_) numbers.push_back(block->layer());
+  return numbers;
+}
+
 std::vector<std::pair<int64_t, Router*>> Model::routers() {
   std::vector<std::pair<int64_t, Router*>> found;
-  int64_t layer = 0;
   const auto add = [&](Block& block) {
-    if (block.router() != nullptr) found.emplace_back(layer, block.router());
-    ++layer;
+    if (block.router() != nullptr) found.emplace_back(block.layer(), block.router());
   };
   for (auto& block : layers_) add(*block);
   for (auto& block : mtp_) add(*block);

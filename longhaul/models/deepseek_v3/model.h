@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -56,38 +57,59 @@ class MtpModule : public Block {
   std::optional<nn::RMSNorm> own_norm_;
 };
 
+// Consecutive parts of a model, such as the stages of a pipeline: what one of them holds. Names,
+// initial weights and layer numbers are those of the whole model.
+struct ModelPart {
+  int64_t first_layer = 0;
+  int64_t end_layer = kAllLayers;  // past its last
+  bool embedding = true;           // token ids come in, not hidden states
+  bool head = true;                // final norm, output projection and MTP modules
+
+  static constexpr int64_t kAllLayers = std::numeric_limits<int64_t>::max();
+};
+
 class Model : public nn::Module {
  public:
-  Model(const ModelConfig& config, const ModelSettings& settings);
+  // Builds `part` of the model only. MTP modules read the embedding, so that a part with them has a
+  // copy of it: its gradient in the whole model is the sum over both. Error if the part's layers
+  // are not some of the model's.
+  Model(const ModelConfig& config, const ModelSettings& settings, const ModelPart& part = {});
 
   // Hidden states after the final norm, [B, S, D] in the compute dtype: [0] of the trunk, [k] of
   // the MTP module of depth k. As many as the batch has towers. `batch` is on the model's device.
-  std::vector<Tensor> forward(const Batch& batch, const ForwardContext& ctx) const;
+  //
+  // A part without the embedding starts from `hidden_BSD`, which is what the part before it
+  // returned; a part without the head returns one tensor, [B, S, D], for the part after it.
+  std::vector<Tensor> forward(const Batch& batch, const ForwardContext& ctx,
+                              const Tensor& hidden_BSD = {}) const;
 
   // [..., D] to [..., V].
-  Tensor logits(const Tensor& hidden) const { return lm_head_.forward(hidden); }
-  const nn::Linear& lm_head() const { return lm_head_; }
+  Tensor logits(const Tensor& hidden) const { return lm_head().forward(hidden); }
+  const nn::Linear& lm_head() const;
   // Of the cross-entropy over the output projection.
   ops::Kernel loss_kernel() const { return loss_kernel_; }
 
-  // Routers by layer number; MTP modules count on after the last layer.
+  // Routers by layer number; MTP modules count on after the last layer of the whole model.
   std::vector<std::pair<int64_t, Router*>> routers();
   // The routed experts of each layer that has some.
   std::vector<Experts*> experts();
 
   // The parts that compute one after another: what is hooked (nn::Module::hooked) in forward(), in
-  // the order of the first use.
+  // the order of the first use. Null: not in this part.
   struct Stages {
-    nn::Module& embedding;
-    std::vector<nn::Module*> trunk;  // blocks
-    nn::Module& norm;                // the last norm, after which lm_head is used
-    std::vector<nn::Module*> mtp;    // blocks
+    nn::Module* embedding = nullptr;
+    std::vector<nn::Module*> trunk = {};  // blocks
+    nn::Module* norm = nullptr;           // the last norm, after which lm_head is used
+    std::vector<nn::Module*> mtp = {};    // blocks
   };
   Stages stages();
 
+  // The numbers of the layers that this part holds.
+  std::vector<int64_t> layers() const;
+
   const ModelConfig& config() const { return config_; }
   const ModelSettings& settings() const { return settings_; }
-  // Layers of the trunk plus MTP modules.
+  // Layers of the trunk plus MTP modules, of the whole model.
   int64_t num_layers() const {
     return config_.num_hidden_layers + config_.num_nextn_predict_layers;
   }
@@ -98,7 +120,10 @@ class Model : public nn::Module {
   template <typename F>
   Tensor run_block(const Block& block, const F& f, const std::vector<Tensor>& inputs,
                    const ForwardContext& ctx) const;
+  void add_blocks();
+  void add_head();
   Tensor embed(const Tensor& ids) const;
+  Tensor trunk(const Batch& batch, Tensor h_BSD, const ForwardContext& ctx) const;
   Tensor normed(const nn::RMSNorm& norm, const Tensor& hidden) const;
   Sequence sequence_of(const Batch& batch, size_t tower, const ForwardContext& ctx) const;
   void freeze_idle_parameters();
@@ -106,13 +131,14 @@ class Model : public nn::Module {
 
   ModelConfig config_;
   ModelSettings settings_;
+  ModelPart part_;
   ops::SavePolicy save_policy_;  // of recomputed blocks
   Rope rope_;
-  nn::Embedding embed_tokens_;
+  std::optional<nn::Embedding> embed_tokens_;
   std::vector<std::unique_ptr<Block>> layers_;
   std::vector<std::unique_ptr<MtpModule>> mtp_;
-  nn::RMSNorm norm_;
-  nn::Linear lm_head_;
+  std::optional<nn::RMSNorm> norm_;
+  std::optional<nn::Linear> lm_head_;
   ops::Kernel loss_kernel_ = ops::Kernel::kReference;
 };
 

@@ -37,13 +37,16 @@ void add_attention(const std::string& name, const deepseek_v3::Model& model, Ten
 
 }  // namespace
 
-TensorPlan deepseek_v3_plan(const deepseek_v3::Model& model) {
+TensorPlan deepseek_v3_plan(deepseek_v3::Model& model) {
   const auto& config = model.config();
-  TensorPlan plan = {
-      {"model.embed_tokens", {.parameters = Placement::shard(0), .output = kSequence}},
-      {"lm_head", {.parameters = Placement::shard(0)}},
-  };
-  for (int64_t layer = 0; layer < model.num_layers(); ++layer) {
+  const auto stages = model.stages();
+  TensorPlan plan;
+  if (stages.embedding != nullptr) {
+    plan.push_back(
+        {"model.embed_tokens", {.parameters = Placement::shard(0), .output = kSequence}});
+  }
+  if (stages.norm != nullptr) plan.push_back({"lm_head", {.parameters = Placement::shard(0)}});
+  for (const int64_t layer : model.layers()) {
     const std::string name = "model.layers." + std::to_string(layer);
     add_attention(name + ".self_attn", model, plan);
     if (config.is_moe_layer(layer)) {
