@@ -212,6 +212,10 @@ Strategy cheapest(const c10::OperatorHandle& op, const OpCall& call, const RuleE
 std::vector<Decision::Output> lay_out(const c10::OperatorHandle& op, const RuleEntry& entry,
                                       const OpCall& call) {
   if (entry.layout == Layout::kNumber) return {Decision::Output{}};
+  if (entry.layout == Layout::kAsFirst) {
+    const Tensor like = at::empty_like(on_meta(call.input(0)));
+    return {{{}, like.sizes().vec(), like.strides().vec()}};
+  }
   if (entry.layout == Layout::kAsSum) {
     Tensor sum = on_meta(call.input(0)) + 0;
     for (size_t i = 1; i < call.num_inputs(); ++i) sum = sum + on_meta(call.input(i));

@@ -60,8 +60,8 @@ using Rule = std::vector<Strategy> (*)(const OpCall& call, int64_t ranks);
 using Handler = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 // What the whole of a result looks like: as the operator's Meta kernel says or, for operators that
-// have none, as the sum of the inputs, or as a number.
-enum class Layout { kByMeta, kAsSum, kNumber };
+// have none, as the sum of the inputs, as the first input, or as a number.
+enum class Layout { kByMeta, kAsSum, kAsFirst, kNumber };
 
 struct RuleEntry {
   Rule rule = nullptr;

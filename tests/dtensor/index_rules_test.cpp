@@ -138,7 +138,7 @@ std::vector<Case> index_put_cases() {
       {"index_put by a mask",
        {{4, 6}},
        [](const Inputs& x) {
-         return x[0].index_put(at_dims({x[0].gt(0)}), at::tensor(0.5, at::kDouble));
+         return x[0].index_put(at_dims({x[0].gt(0)}), at::scalar_tensor(0.5, at::kDouble));
        },
        false},
   };

@@ -264,8 +264,8 @@ std::vector<Strategy> embedding_backward(const OpCall& call, int64_t /*ranks*/) 
   return strategies;
 }
 
-// In place: what the operator without the underscore gives, put back where self lies. Self may be cut
-// where no way to write in place exists, as the zeros are that autograd adds gradients to.
+// In place: what the operator without the underscore gives, put back where self lies. Self may be
+// cut where no way to write in place exists, as the zeros are that autograd adds gradients to.
 void in_place(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   std::string name = op.schema().name();
   size_t num_args = op.schema().arguments().size();
@@ -275,8 +275,8 @@ void in_place(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     --num_args;
   }
   name.pop_back();
-  const auto functional =
-      c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), op.schema().overload_name().c_str());
+  const auto functional = c10::Dispatcher::singleton().findSchemaOrThrow(
+      name.c_str(), op.schema().overload_name().c_str());
   const Tensor self = torch::jit::peek(stack, 0, num_args).toTensor();
   functional.callBoxed(stack);
   const Tensor result = torch::jit::pop(stack).toTensor();
@@ -314,14 +314,17 @@ void add_index_rules(RuleTable& table) {
   add(gather, {"gather"});
   add(scatter, {"scatter.src"}, written);
   add(scatter_add, {"scatter_add"}, written);
-  add(scatter_nonlinear,
-      {"scatter.value", "scatter_reduce.two"}, written);
+  add(scatter_nonlinear, {"scatter.value", "scatter_reduce.two"}, written);
   add(index_select, {"index_select"});
   add(index_add, {"index_add"}, written);
   add(index_write, {"index_copy"}, written);
   add(index_write, {"index_fill.int_Scalar"}, written);
   add(index, {"index.Tensor"});
-  add(index_put, {"index_put"}, written);
+  table["aten::index_put"] = {// its Meta kernel knows no masks
+                              .rule = index_put,
+                              .layout = Layout::kAsFirst,
+                              .file = kFile,
+                              .whole = written};
   for (const char* name :
        {"scatter_.src", "scatter_.value", "scatter_add_", "scatter_reduce_.two", "index_add_",
         "index_copy_", "index_fill_.int_Scalar", "index_put_", "_index_put_impl_"}) {
