@@ -9,6 +9,7 @@ class App;
 namespace longhaul::cli {
 
 void add_checkpoint_command(CLI::App& app);
+void add_comm_command(CLI::App& app);
 void add_config_command(CLI::App& app);
 void add_convert_command(CLI::App& app);
 void add_eval_command(CLI::App& app);

@@ -22,6 +22,7 @@
 #include "longhaul/base/log.h"
 #include "longhaul/cli/failure_report.h"
 #include "longhaul/cli/rank_environment.h"
+#include "longhaul/dtensor/trace_report.h"
 
 namespace longhaul::cli {
 namespace {
@@ -59,7 +60,7 @@ class KeptSignals {
   KeptSignals(const KeptSignals&) = delete;
 
  private:
-  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
   struct sigaction before_[std::size(kSignals)], child_before_;
 };
 
@@ -252,7 +253,8 @@ class Ranks {
     return first;
   }
 
-  void end_others() {
+  void end_others(bool with_traces) {
+    if (with_traces) send(SIGUSR2);  // those that hang write theirs, too
     send(SIGTERM);
     const auto limit = Clock::now() + kGrace;
     while (!all_ended() && Clock::now() < limit && received.exchange(0) == 0) {
@@ -286,7 +288,7 @@ class Ranks {
   void poll() {
     std::this_thread::sleep_for(kPoll);
     if (const int signal = received.exchange(0)) {
-      passed_on_ = signal;
+      if (signal != SIGUSR2) passed_on_ = signal;
       send(signal);
     }
     collect();
@@ -328,17 +330,38 @@ class Ranks {
   std::vector<Failure> failures_;  // in the order in which they were seen
 };
 
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// In which collective each rank was, by the traces that were written since `start`.
+std::string collectives_text(const fs::path& folder, double start) {
+  constexpr size_t kFew = 8;  // ranks that a line has room for
+  try {
+    const auto traces = dtensor::read_traces(folder);
+    if (traces.front().written < start) return "";
+    const std::string difference = dtensor::difference_text(traces);
+    return fmt::format("; {}{} (`longhaul comm show {}`)",
+                       traces.size() > kFew ? "" : dtensor::positions_text(traces),
+                       difference.empty() ? "" : "; not all began " + difference, folder.string());
+  } catch (const UserError&) {
+    return "";  // nobody left any
+  }
+}
+
 }  // namespace
 
-void launch_ranks(int ranks, const std::vector<std::string>& words) {
+void launch_ranks(const Launch& launch) {
   const KeptSignals signals;
-  Ranks started(ranks, words);
+  const double start = seconds_since_1970();
+  Ranks started(launch.ranks, launch.words);
   started.wait();
   const auto cause = started.first_cause();
   if (!cause) return;
-  started.end_others();
+  started.end_others(!launch.traces.empty());
   if (cause->users_mistake) fail_user("{}", cause->what);
-  throw Error(cause->what + "; the other ranks were ended");
+  throw Error(cause->what + collectives_text(launch.traces, start) +
+              "; the other ranks were ended");
 }
 
 }  // namespace longhaul::cli

@@ -32,6 +32,7 @@ void add_commands(CLI::App& app) {
   app.require_subcommand(1);
   app.footer("Example:\n  longhaul train configs/quickstart.toml");
   add_checkpoint_command(app);
+  add_comm_command(app);
   add_config_command(app);
   add_convert_command(app);
   add_eval_command(app);

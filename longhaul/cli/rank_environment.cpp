@@ -1,5 +1,7 @@
 #include "longhaul/cli/rank_environment.h"
 
+#include <sys/socket.h>
+
 #include <charconv>
 #include <cstdlib>
 
@@ -31,6 +33,21 @@ int number(const std::string& name, const std::string& text) {
     fail_user("the environment's {} is '{}', which is no number of a rank or a port", name, text);
   }
   return value;
+}
+
+// Whoever sets it by mistake would get a program that says nothing but that a socket is bad.
+int listening_socket(const std::string& text) {
+  int socket = -1, listens = 0;
+  socklen_t size = sizeof listens;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), socket);
+  if (error != std::errc() || end != text.data() + text.size() ||
+      getsockopt(socket, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0) {
+    fail_user(
+        "the environment's {} is '{}', which is no socket that listens; only `longhaul train "
+        "--ranks` sets it, for rank 0: unset it",
+        kListenSocketVariable, text);
+  }
+  return socket;
 }
 
 // The first node of "node[03-05,09],other": "node03".
@@ -99,8 +116,8 @@ std::optional<RankEnvironment> rank_environment(const Variables& variables) {
       found.local_rank = number(launcher.local_rank, *local);
     }
     find_host(variables, launcher, found);
-    if (const auto socket = variables(kListenSocketVariable)) {
-      found.listen_socket = number(kListenSocketVariable, *socket);
+    if (const auto socket = variables(kListenSocketVariable); socket && found.rank == 0) {
+      found.listen_socket = listening_socket(*socket);
     }
     return found;
   }

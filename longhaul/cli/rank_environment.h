@@ -28,7 +28,8 @@ Variables process_variables();
 // SLURM_STEP_NUM_TASKS, OMPI_COMM_WORLD_*, PMI_*, each with its local rank (0 where it is not
 // said). MASTER_ADDR and MASTER_PORT say where rank 0 listens; SLURM's list of nodes and job number
 // stand in for them, and so does this machine where all ranks are on it. UserError, naming the
-// variables, for numbers that are none, a rank outside of the size, or a place that is not said.
+// variables, for numbers that are none, a rank outside of the size, a place that is not said, or a
+// socket for rank 0 that does not listen.
 std::optional<RankEnvironment> rank_environment(const Variables& variables);
 
 }  // namespace longhaul::cli

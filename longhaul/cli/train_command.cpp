@@ -6,14 +6,17 @@
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
 #include "longhaul/cli/commands.h"
+#include "longhaul/cli/failure.h"
 #include "longhaul/cli/job.h"
 #include "longhaul/cli/launcher.h"
 #include "longhaul/cli/rank_environment.h"
+#include "longhaul/cli/trace_signal.h"
 #include "longhaul/config/degrees.h"
 #include "longhaul/config/write.h"
 #include "longhaul/train/device.h"
 #include "longhaul/train/preflight.h"
 #include "longhaul/train/run.h"
+#include "longhaul/train/run_folder.h"
 
 namespace longhaul::cli {
 namespace {
@@ -47,32 +50,66 @@ dtensor::World world_of(const JobConfig& config) {
        .timeout = std::chrono::seconds(config.comm.init_timeout_seconds)});
 }
 
-// The command line that each rank gets: this one, without the number of ranks.
-std::vector<std::string> words_of_rank(const CLI::App& command) {
-  std::vector<std::string> words = {command.get_name()};
-  for (const auto& word : command.remaining()) words.push_back(word);
-  return words;
+fs::path traces_folder(const JobConfig& config) {
+  return fs::path(config.job.dump_folder) / config.comm.save_traces_folder;
 }
 
-void train(const CLI::App& command, int64_t ranks) {
-  const JobConfig config = load_job_of(command).config;
+// What every rank would find out alike is told once.
+void check_ranks(const JobConfig& config, int64_t ranks) {
+  train::check_job(config, ranks);
+  const Degrees degrees = resolve_degrees(config, ranks);
+  train::check_machine(config, resolve_model(config), degrees.shard * degrees.cp * degrees.tp);
+  train::claim_run_folder(config);  // and leaves it to the first rank
+}
+
+void start_ranks(const CLI::App& command, int64_t ranks) {
   constexpr int64_t kMostRanks = 1024;
   if (ranks < 1 || ranks > kMostRanks) {
     fail_user("--ranks {}: expected 1 to {} processes on this machine", ranks, kMostRanks);
   }
-  if (ranks != 1) {
-    if (rank_environment(process_variables())) {
-      fail_user("--ranks {}: another launcher has started the ranks already; leave it out", ranks);
-    }
-    train::check_job(config, ranks);  // once, and not by each of them
-    launch_ranks(narrow<int>(ranks), words_of_rank(command));
-    return;
+  if (rank_environment(process_variables())) {
+    fail_user("--ranks {}: another launcher has started the ranks already; leave it out", ranks);
   }
+  const InheritedJob job = load_inherited_job_of(command);
+  check_ranks(job.config, ranks);
+  launch_ranks({.ranks = narrow<int>(ranks),
+                .words = job.words,
+                .traces = job.config.comm.trace_buf_size > 0 ? traces_folder(job.config) : ""});
+}
+
+// What failed, with the place of this rank's trace.
+std::string with_trace(const dtensor::FlightRecorder& recorder, const std::string& what) {
+  const auto path = recorder.dump(what);
+  return path ? fmt::format("{}; its last collectives are in {}", what, path->string()) : what;
+}
+
+// A rank that fails, or waits for one in vain, leaves a trace; users' mistakes need none.
+void train_and_trace(const JobConfig& config, dtensor::World& world) {
+  const dtensor::FlightRecorder recorder(
+      world, {.folder = traces_folder(config),
+              .prefix = config.comm.save_traces_file_prefix,
+              .records = static_cast<size_t>(config.comm.trace_buf_size)});
+  const TraceOnSignal trace_on_signal(recorder);
+  try {
+    train::run_training(config, stop_requested, world);
+  } catch (const UserError&) {
+    throw;
+  } catch (const dtensor::CollectiveError& error) {
+    throw dtensor::CollectiveError(with_trace(recorder, one_line(error)));
+  } catch (const std::exception& error) {
+    throw Error(with_trace(recorder, one_line(error)));
+  }
+}
+
+void train(const CLI::App& command, int64_t ranks) {
+  if (ranks != 1) return start_ranks(command, ranks);
+  const JobConfig config = load_job_of(command).config;
+  block_trace_signal();  // before there are threads
   if (config.metrics.disable_color_printing) log::configure(false);
   dtensor::World world = world_of(config);
   if (config.job.print_config && world.rank() == 0) log::info("\n{}", to_toml(config));
   catch_signals();  // until here they end the process
-  train::run_training(config, stop_requested, world);
+  train_and_trace(config, world);
 }
 
 }  // namespace

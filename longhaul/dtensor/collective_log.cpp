@@ -27,17 +27,39 @@ uint64_t CollectiveLog::append(CollectiveRecord record) {
   total.bytes += record.bytes;
   records_.push_back(std::move(record));
   const uint64_t ticket = first_ticket_ + records_.size() - 1;
-  if (records_.size() > limit_) {
+  drop_oldest();
+  return ticket;
+}
+
+void CollectiveLog::drop_oldest() {
+  while (records_.size() > limit_) {
     records_.pop_front();
     ++first_ticket_;
   }
-  return ticket;
+}
+
+void CollectiveLog::set_limit(size_t limit) {
+  std::lock_guard lock(mutex_);
+  limit_ = limit;
+  drop_oldest();
 }
 
 void CollectiveLog::finish(uint64_t ticket, int64_t end_ns) {
   std::lock_guard lock(mutex_);
-  if (ticket < first_ticket_) return;
-  records_[ticket - first_ticket_].end_ns = end_ns;
+  if (ticket >= first_ticket_) records_[ticket - first_ticket_].end_ns = end_ns;
+}
+
+void CollectiveLog::add_time(CollectiveKind kind, const std::string& axis, int64_t under_way_ns,
+                             int64_t waited_ns) {
+  std::lock_guard lock(mutex_);
+  Total& total = totals_[{kind, axis}];
+  total.under_way_ns += under_way_ns;
+  total.waited_ns += waited_ns;
+}
+
+void CollectiveLog::fail(uint64_t ticket) {
+  std::lock_guard lock(mutex_);
+  if (ticket >= first_ticket_) records_[ticket - first_ticket_].failed = true;
 }
 
 std::vector<CollectiveRecord> CollectiveLog::records() const {
@@ -58,8 +80,27 @@ CollectiveLog::Total CollectiveLog::total(CollectiveKind kind) const {
     if (key.first != kind) continue;
     sum.count += total.count;
     sum.bytes += total.bytes;
+    sum.under_way_ns += total.under_way_ns;
+    sum.waited_ns += total.waited_ns;
   }
   return sum;
+}
+
+CollectiveLog::Totals CollectiveLog::totals() const {
+  std::lock_guard lock(mutex_);
+  return totals_;
+}
+
+CollectiveLog::Totals since(const CollectiveLog::Totals& before, const CollectiveLog::Totals& now) {
+  CollectiveLog::Totals added;
+  for (const auto& [key, total] : now) {
+    const auto old = before.find(key);
+    const auto was = old == before.end() ? CollectiveLog::Total{} : old->second;
+    if (total.count == was.count) continue;
+    added[key] = {total.count - was.count, total.bytes - was.bytes,
+                  total.under_way_ns - was.under_way_ns, total.waited_ns - was.waited_ns};
+  }
+  return added;
 }
 
 void CollectiveLog::clear() {

@@ -23,6 +23,8 @@ struct CommunicatorState {
   c10::intrusive_ptr<c10d::Backend> host, device;  // null for a group of one
   std::string axis;
   std::vector<int> global_ranks;
+  std::shared_ptr<const CollectiveGroup> group;  // for the log
+  Link link = kWithinHost;
   CollectiveLog* log;
   Diagnose diagnose;
   std::atomic<std::chrono::milliseconds> timeout{Communicator::kDefaultTimeout};
@@ -85,12 +87,21 @@ std::string text_of(const std::exception& error) {
   return c10_error ? c10_error->what_without_backtrace() : error.what();
 }
 
-[[noreturn]] void throw_failed(const CommunicatorState& state, int rank, CollectiveKind kind,
-                               uint64_t sequence, const std::exception& error) {
-  const std::string operation = fmt::format("{} #{}", name_of(kind), sequence);
+// A collective under way.
+struct Started {
+  int rank;
+  CollectiveKind kind;
+  uint64_t sequence, ticket;
+  int64_t start_ns;
+};
+
+[[noreturn]] void throw_failed(const CommunicatorState& state, const Started& started,
+                               const std::exception& error) {
+  state.log->fail(started.ticket);
+  const std::string operation = fmt::format("{} #{}", name_of(started.kind), started.sequence);
   const std::string others = state.diagnose ? state.diagnose(operation) : "";
   throw CollectiveError(fmt::format("rank {}: {} on axis {} (ranks {}) failed: {}{}{}",
-                                    state.global_ranks[rank], operation, state.axis,
+                                    state.global_ranks[started.rank], operation, state.axis,
                                     fmt::join(state.global_ranks, ", "), text_of(error),
                                     others.empty() ? "" : "; ", others));
 }
@@ -115,9 +126,7 @@ bool is_supported(at::ScalarType dtype) {
 
 struct Pending::State {
   std::shared_ptr<CommunicatorState> group;
-  int rank;
-  CollectiveKind kind;
-  uint64_t sequence, ticket;
+  Started started;
   Tensor input, output;  // kept alive
   WorkPtr work;
   Tensor to_average;  // divided by the group's size at the end
@@ -151,16 +160,20 @@ void Pending::settle() noexcept {
 void Pending::wait() {
   if (!state_) return;
   const std::unique_ptr<State> state = std::move(state_);
+  const int64_t waits_from = now_ns();
   try {
     state->work->wait();
   } catch (const std::exception& error) {
-    throw_failed(*state->group, state->rank, state->kind, state->sequence, error);
+    throw_failed(*state->group, state->started, error);
   }
   if (state->to_average.defined()) {
     at::NoGradGuard no_grad;
     state->to_average.div_(static_cast<int64_t>(state->group->global_ranks.size()));
   }
-  state->group->log->finish(state->ticket, now_ns());
+  const int64_t end_ns = now_ns();
+  state->group->log->finish(state->started.ticket, end_ns);
+  state->group->log->add_time(state->started.kind, state->group->axis,
+                              end_ns - state->started.start_ns, end_ns - waits_from);
 }
 
 bool Pending::is_done() const { return !state_ || state_->work->isCompleted(); }
@@ -181,6 +194,7 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> host,
   state_->axis = std::move(axis);
   state_->global_ranks = std::move(global_ranks);
   state_->log = &log;
+  set_name(fmt::format("{}:{}", state_->axis, fmt::join(state_->global_ranks, ",")));
   state_->diagnose = std::move(diagnose);
 }
 
@@ -194,6 +208,14 @@ Communicator Communicator::alone(std::string axis, int global_rank, CollectiveLo
 
 const std::string& Communicator::axis() const { return state_->axis; }
 const std::vector<int>& Communicator::global_ranks() const { return state_->global_ranks; }
+const Link& Communicator::link() const { return state_->link; }
+void Communicator::set_link(const Link& link) { state_->link = link; }
+
+void Communicator::set_name(const std::string& name) {
+  state_->group = std::make_shared<const CollectiveGroup>(
+      CollectiveGroup{name, state_->axis, state_->global_ranks});
+}
+
 void Communicator::set_timeout(std::chrono::milliseconds timeout) {
   LONGHAUL_CHECK(timeout.count() > 0, "time limit of {} ms on axis {}; it must be positive",
                  timeout.count(), axis());
@@ -254,7 +276,7 @@ void Communicator::check_rows(const char* what, const Tensor& tensor,
 template <typename Issue>
 Pending Communicator::start(CollectiveKind kind, const Tensor& input, const Tensor& output,
                             const Issue& issue) const {
-  CollectiveRecord record{.kind = kind, .axis = state_->axis};
+  CollectiveRecord record{.kind = kind, .axis = state_->axis, .group = state_->group};
   if (input.defined()) {
     record.bytes = static_cast<int64_t>(input.nbytes());
     record.sizes = input.sizes().vec();
@@ -262,16 +284,17 @@ Pending Communicator::start(CollectiveKind kind, const Tensor& input, const Tens
   }
   record.sequence = ++state_->sequence;
   record.start_ns = now_ns();
-  const uint64_t sequence = record.sequence, ticket = state_->log->append(std::move(record));
-  auto pending = std::make_unique<Pending::State>(
-      Pending::State{state_, rank_, kind, sequence, ticket, input, output, {}, {}});
+  Started started{rank_, kind, record.sequence, 0, record.start_ns};
+  started.ticket = state_->log->append(std::move(record));
+  auto pending =
+      std::make_unique<Pending::State>(Pending::State{state_, started, input, output, {}, {}});
   try {
     c10d::Backend& backend = state_->backend_for(output);
     std::unique_lock<std::mutex> lock;
     if (is_gloo(backend)) lock = lock_gloo();
     pending->work = issue(backend);
   } catch (const std::exception& error) {
-    throw_failed(*state_, rank_, kind, sequence, error);
+    throw_failed(*state_, pending->started, error);
   }
   return Pending(std::move(pending));
 }

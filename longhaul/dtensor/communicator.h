@@ -19,6 +19,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/dtensor/collective_log.h"
+#include "longhaul/dtensor/link.h"
 
 namespace c10d {
 class Backend;
@@ -94,6 +95,13 @@ class Communicator {
   const std::string& axis() const;
   const std::vector<int>& global_ranks() const;
   int global_rank() const { return global_ranks()[rank_]; }
+
+  // What its axis runs over, for all copies of this communicator; within a host if nobody says.
+  const Link& link() const;
+  void set_link(const Link& link);
+
+  // Its name in the log, where another group has the same axis and ranks.
+  void set_name(const std::string& name);
 
   // The time limit of each later collective, for all copies of this communicator.
   void set_timeout(std::chrono::milliseconds timeout);

@@ -35,14 +35,26 @@ std::vector<int> members(const std::vector<DeviceMesh::AxisSize>& axes,
   return ranks;
 }
 
+// Of the slowest of the groups along `names`: every rank must price an axis alike, or they would
+// choose different collectives.
+Link link_along(const World& world, const std::vector<DeviceMesh::AxisSize>& axes,
+                const std::vector<std::string>& names) {
+  for (int rank = 0; rank < world.size(); ++rank) {
+    if (world.host_of(members(axes, names, rank).front()) != world.host_of(rank)) {
+      return kAcrossHosts;
+    }
+  }
+  return kWithinHost;
+}
+
 }  // namespace
 
 std::shared_ptr<const Communicator> flattened_axis(World& world,
                                                    const std::vector<DeviceMesh::AxisSize>& axes,
                                                    const std::vector<std::string>& names,
                                                    const std::string& flat_name) {
-  return std::make_shared<const Communicator>(
-      world.make_group(flat_name, members(axes, names, world.rank())));
+  return std::make_shared<const Communicator>(world.make_group(
+      flat_name, members(axes, names, world.rank()), link_along(world, axes, names)));
 }
 
 Mesh DeviceMesh::make(World& world, const std::vector<AxisSize>& axes) {

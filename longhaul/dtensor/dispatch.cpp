@@ -5,9 +5,11 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/log.h"
 #include "longhaul/dtensor/dispatch_cache.h"
 #include "longhaul/dtensor/dtensor.h"
 #include "longhaul/dtensor/op_call.h"
@@ -91,9 +93,9 @@ std::string describe_inputs(const OpCall& call) {
 const RuleEntry& rule_of(const OpCall& call) {
   const RuleEntry* entry = find_rule(call.full_name());
   LONGHAUL_CHECK(entry != nullptr,
-                 "no sharding rule for {} on {}; rules stand in longhaul/dtensor/rules, add one to "
-                 "the file of its family",
-                 call.full_name(), describe_inputs(call));
+                 "no sharding rule for {} on {}; add one to {}, or compute on parts with "
+                 "local_map()",
+                 call.full_name(), describe_inputs(call), rule_file_of(call.op()));
   return *entry;
 }
 
@@ -134,8 +136,21 @@ bool keeps_written(const c10::FunctionSchema& schema, const OpCall& call,
   return true;
 }
 
+// What of a tensor lies along axis `axis`: all that the other axes do not cut away.
+int64_t bytes_along(const Tensor& x, size_t axis) {
+  int64_t bytes = x.numel() * static_cast<int64_t>(x.element_size());
+  const Spec& spec = spec_of(x);
+  for (size_t i = 0; i < spec.placements.size(); ++i) {
+    if (i != axis && spec.placements[i].is_shard()) {
+      bytes = ceil_div(bytes, spec.mesh->axis(static_cast<int>(i)).size());
+    }
+  }
+  return bytes;
+}
+
+// In microseconds of communication.
 double cost_of(const c10::FunctionSchema& schema, const OpCall& call, const Strategy& strategy,
-               size_t axis, int64_t ranks) {
+               size_t axis, const Communicator& group) {
   double cost = 0;
   for (size_t i = 0; i < call.num_inputs(); ++i) {
     const Tensor& x = call.input(i);
@@ -145,21 +160,43 @@ double cost_of(const c10::FunctionSchema& schema, const OpCall& call, const Stra
     const Placement& wanted = strategy.inputs[i];
     if (now == wanted) continue;
     if (plain || is_written(schema, call, i)) return std::numeric_limits<double>::infinity();
-    cost +=
-        redistribute_cost(x.numel() * static_cast<int64_t>(x.element_size()), ranks, now, wanted);
+    cost += redistribute_cost(bytes_along(x, axis), group.size(), group.link(), now, wanted);
   }
   return cost;
 }
 
+// A cut input that every possible strategy wants whole: said, with the rule's reason, or an error
+// where the rule gives none. A gather must never be silent.
+void tell_of_gathers(const OpCall& call, const RuleEntry& entry, const Communicator& group,
+                     size_t axis, const std::vector<const Strategy*>& possible) {
+  for (size_t i = 0; i < call.num_inputs(); ++i) {
+    const Tensor& x = call.input(i);
+    if (!is_dtensor(x) || !spec_of(x).placements[axis].is_shard()) continue;
+    const bool avoidable = std::any_of(possible.begin(), possible.end(), [&](const auto* strategy) {
+      return !strategy->inputs[i].is_replicate();
+    });
+    if (avoidable) continue;
+    LONGHAUL_CHECK(entry.whole != nullptr,
+                   "{} on {} has no way but to gather input {} along axis {}, and its rule ({}) "
+                   "does not do so unasked; redistribute() it first",
+                   call.full_name(), describe_inputs(call), i, group.axis(), entry.file);
+    log::info("{} on {}: input {} is gathered along axis {}: {} ({})", call.full_name(),
+              describe_inputs(call), i, group.axis(), entry.whole, entry.file);
+  }
+}
+
 Strategy cheapest(const c10::OperatorHandle& op, const OpCall& call, const RuleEntry& entry,
                   const DeviceMesh& mesh, size_t axis) {
-  const int64_t ranks = mesh.axis(static_cast<int>(axis)).size();
+  const Communicator& group = mesh.axis(static_cast<int>(axis));
   const auto strategies = entry.rule(call, mesh.size());
+  constexpr double kImpossible = std::numeric_limits<double>::infinity();
+  std::vector<const Strategy*> possible;
   const Strategy* best = nullptr;
-  double least = std::numeric_limits<double>::infinity();
+  double least = kImpossible;
   for (const auto& strategy : strategies) {
     if (!keeps_written(op.schema(), call, strategy)) continue;
-    const double cost = cost_of(op.schema(), call, strategy, axis, ranks);
+    const double cost = cost_of(op.schema(), call, strategy, axis, group);
+    if (cost < kImpossible) possible.push_back(&strategy);
     if (cost < least) {
       least = cost;
       best = &strategy;
@@ -167,21 +204,35 @@ Strategy cheapest(const c10::OperatorHandle& op, const OpCall& call, const RuleE
   }
   LONGHAUL_CHECK(best != nullptr,
                  "{} has no way to compute on {} along axis {} of mesh {} (rule in {})",
-                 call.full_name(), describe_inputs(call), mesh.axis(static_cast<int>(axis)).axis(),
-                 mesh.text(), entry.file);
+                 call.full_name(), describe_inputs(call), group.axis(), mesh.text(), entry.file);
+  if (group.size() > 1) tell_of_gathers(call, entry, group, axis, possible);
   return *best;
+}
+
+std::vector<Decision::Output> lay_out(const c10::OperatorHandle& op, const RuleEntry& entry,
+                                      const OpCall& call) {
+  if (entry.layout == Layout::kNumber) return {Decision::Output{}};
+  if (entry.layout == Layout::kAsFirst) {
+    const Tensor like = at::empty_like(on_meta(call.input(0)));
+    return {{{}, like.sizes().vec(), like.strides().vec()}};
+  }
+  if (entry.layout == Layout::kAsSum) {
+    Tensor sum = on_meta(call.input(0)) + 0;
+    for (size_t i = 1; i < call.num_inputs(); ++i) sum = sum + on_meta(call.input(i));
+    return {{{}, sum.sizes().vec(), sum.strides().vec()}};
+  }
+  try {
+    return infer_outputs(op, call.args());
+  } catch (const c10::Error& error) {
+    throw Error(fmt::format("{} on {}: {}", call.full_name(), describe_inputs(call),
+                            error.what_without_backtrace()));
+  }
 }
 
 Decision decide(const c10::OperatorHandle& op, const RuleEntry& entry, OpCall& call,
                 const DeviceMesh& mesh) {
   Decision decision;
-  if (entry.laid_out_as_sum) {
-    Tensor sum = on_meta(call.input(0));
-    for (size_t i = 1; i < call.num_inputs(); ++i) sum = sum + on_meta(call.input(i));
-    decision.outputs.push_back({{}, sum.sizes().vec(), sum.strides().vec()});
-  } else {
-    decision.outputs = infer_outputs(op, call.args());
-  }
+  decision.outputs = lay_out(op, entry, call);
   for (const auto& output : decision.outputs) call.output_sizes.push_back(output.sizes);
   for (size_t i = 0; i < op.schema().returns().size(); ++i) {
     decision.written.push_back(written_arg(op.schema(), i));

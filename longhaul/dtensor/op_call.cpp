@@ -58,8 +58,4 @@ Strategy uniform(const OpCall& call, Placement placement) {
   return strategy;
 }
 
-std::vector<Strategy> only_replicated(const OpCall& call, int64_t /*ranks*/) {
-  return {replicated(call)};
-}
-
 }  // namespace longhaul::dtensor

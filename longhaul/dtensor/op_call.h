@@ -16,6 +16,7 @@ class OpCall {
  public:
   OpCall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args);
 
+  const c10::OperatorHandle& op() const { return *op_; }
   const std::string& name() const;  // "aten::add"
   std::string full_name() const;    // "aten::add.Tensor"
   c10::ArrayRef<c10::IValue> args() const { return args_; }
@@ -58,23 +59,29 @@ using Rule = std::vector<Strategy> (*)(const OpCall& call, int64_t ranks);
 // and results go there.
 using Handler = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
+// What the whole of a result looks like: as the operator's Meta kernel says or, for operators that
+// have none, as the sum of the inputs, as the first input, or as a number.
+enum class Layout { kByMeta, kAsSum, kAsFirst, kNumber };
+
 struct RuleEntry {
   Rule rule = nullptr;
   Handler handler = nullptr;
   int size_arg = -1;  // an argument that holds the sizes of result 0: made local
-  // Result 0 is laid out as the sum of the inputs would be: for operators without a Meta kernel.
-  bool laid_out_as_sum = false;
+  Layout layout = Layout::kByMeta;
   const char* file = "";  // where the rule stands
+  // Why a cut input must sometimes be put together, which is then said once for each decision.
+  // Null: where the rule knows no other way it is an error.
+  const char* whole = nullptr;
 };
 
 // The rule for an operator; null if there is none.
 const RuleEntry* find_rule(const std::string& full_name);
+// The file in which a rule for it would stand: that of its family.
+const char* rule_file_of(const c10::OperatorHandle& op);
 
 // Strategies that many rules share: `call.num_inputs()` inputs and all results in one placement.
 Strategy uniform(const OpCall& call, Placement placement);
 // Everything replicated: every rank computes the same. Each rule lists it.
 inline Strategy replicated(const OpCall& call) { return uniform(call, Placement::replicate()); }
-// The rule of an operator that cannot be computed on parts.
-std::vector<Strategy> only_replicated(const OpCall& call, int64_t ranks);
 
 }  // namespace longhaul::dtensor

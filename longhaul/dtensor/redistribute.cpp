@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <limits>
+#include <optional>
 
 #include "longhaul/base/error.h"
 
@@ -95,14 +96,6 @@ int64_t total_before(const DeviceMesh& mesh, at::IntArrayRef global_sizes,
   return total;
 }
 
-// Whether a later axis cuts the pieces that axis i makes of `dim`.
-bool is_cut_further(const Placements& placements, size_t i, int64_t dim) {
-  for (size_t j = i + 1; j < placements.size(); ++j) {
-    if (placements[j].is_shard(dim)) return true;
-  }
-  return false;
-}
-
 Tensor step(const Tensor& local, int64_t from_total, const Placement& from, const Placement& to,
             const Communicator& group) {
   if (from.is_partial() && to.is_replicate()) return reduce_all(local, from.reduction(), group);
@@ -120,57 +113,96 @@ Tensor step(const Tensor& local, int64_t from_total, const Placement& from, cons
   return cut_dim(local, to.dim(), group);
 }
 
+// --- the order of the axes' steps --------------------------------------------------------------
+
+// An axis changes its slices of a dim only while no later axis cuts them further, and cuts a dim
+// only when every earlier axis is done with it.
+
+bool cut_by_later(const Placements& now, size_t axis, int64_t dim) {
+  for (size_t j = axis + 1; j < now.size(); ++j) {
+    if (now[j].is_shard(dim)) return true;
+  }
+  return false;
+}
+
+bool changed_by_earlier(const Placements& now, const Placements& to, size_t axis, int64_t dim) {
+  for (size_t j = 0; j < axis; ++j) {
+    if (now[j] != to[j] && (now[j].is_shard(dim) || to[j].is_shard(dim))) return true;
+  }
+  return false;
+}
+
+bool may_change(const Placements& now, const Placements& to, size_t axis) {
+  if (now[axis] == to[axis]) return false;
+  if (now[axis].is_shard() && cut_by_later(now, axis, now[axis].dim())) return false;
+  return !to[axis].is_shard() || (!cut_by_later(now, axis, to[axis].dim()) &&
+                                  !changed_by_earlier(now, to, axis, to[axis].dim()));
+}
+
+// The smaller, the earlier: cuts (on fast axes first), what keeps the part's size, what puts parts
+// together (on slow axes first).
+double turn_of(const Placement& from, const Placement& to, const Link& link) {
+  if (!from.is_shard() && to.is_shard()) return -link.bytes_per_us;
+  if (from.is_shard() && !to.is_shard()) return link.bytes_per_us;
+  return 0;
+}
+
+struct Move {
+  size_t axis;
+  Placement to;
+};
+
+// What comes next; nullopt: all is done.
+std::optional<Move> next_move(const DeviceMesh& mesh, const Placements& now, const Placements& to) {
+  std::optional<Move> best;
+  double first = std::numeric_limits<double>::infinity();
+  for (size_t i = now.size(); i-- > 0;) {
+    if (!may_change(now, to, i)) continue;
+    const double turn = turn_of(now[i], to[i], mesh.axis(static_cast<int>(i)).link());
+    if (turn >= first) continue;
+    first = turn;
+    best = Move{i, to[i]};
+  }
+  if (best || now == to) return best;
+  // Slices within slices that are to change: they are put together, and cut again later.
+  for (size_t i = now.size(); i-- > 0;) {
+    if (now[i].is_shard() && changed_by_earlier(now, to, i, now[i].dim())) {
+      return Move{i, Placement::replicate()};
+    }
+  }
+  LONGHAUL_CHECK(false, "no way from {} to {}", text_of(now), text_of(to));
+}
+
 }  // namespace
 
 Tensor redistribute_local(const Tensor& local, at::IntArrayRef global_sizes, const DeviceMesh& mesh,
                           const Placements& from, const Placements& to) {
   if (from == to) return local;
   const at::NoGradGuard no_grad;
-  const size_t axes = from.size();
   Placements now = from;
   Tensor x = local;
-  const auto change = [&](size_t i, const Placement& wanted) {
-    const int axis = static_cast<int>(i);
+  while (const auto move = next_move(mesh, now, to)) {
+    const auto [i, wanted] = *move;
+    const Communicator& group = mesh.axis(static_cast<int>(i));
     const int64_t total =
-        now[i].is_shard() ? total_before(mesh, global_sizes, now, axis, now[i].dim()) : 0;
-    if (mesh.axis(axis).size() > 1) x = step(x, total, now[i], wanted, mesh.axis(axis));
+        now[i].is_shard() ? total_before(mesh, global_sizes, now, static_cast<int>(i), now[i].dim())
+                          : 0;
+    if (group.size() > 1) x = step(x, total, now[i], wanted, group);
     now[i] = wanted;
-  };
-  // From the last axis to the first, whatever must be put together: an axis changes its slices only
-  // when no later axis cuts them further, before or after.
-  for (size_t i = axes; i-- > 0;) {
-    const bool leaves = now[i] != to[i];
-    bool nested = false;  // in slices of an earlier axis that changes
-    for (size_t j = 0; j < i; ++j) {
-      if (from[j] == to[j]) continue;
-      nested |=
-          now[i].is_shard() && (from[j].is_shard(now[i].dim()) || to[j].is_shard(now[i].dim()));
-    }
-    if (!leaves && !nested) continue;
-    if (now[i].is_replicate()) continue;
-    const bool direct = to[i].is_shard() && !nested && !is_cut_further(now, i, to[i].dim()) &&
-                        !(now[i].is_shard() && is_cut_further(now, i, now[i].dim()));
-    // A target dim that an earlier axis is still to cut (or is to stop cutting) has to wait.
-    bool early = false;
-    for (size_t j = 0; j < i && direct; ++j) {
-      early |= from[j] != to[j] && (from[j].is_shard(to[i].dim()) || to[j].is_shard(to[i].dim()));
-    }
-    change(i, direct && !early ? to[i] : Placement::replicate());
-  }
-  for (size_t i = 0; i < axes; ++i) {
-    if (now[i] != to[i]) change(i, to[i]);
   }
   return x;
 }
 
-double redistribute_cost(int64_t bytes, int64_t ranks, const Placement& from, const Placement& to) {
+double redistribute_cost(int64_t bytes, int64_t ranks, const Link& link, const Placement& from,
+                         const Placement& to) {
   if (from == to || ranks == 1) return 0;
   const auto whole = static_cast<double>(bytes), n = static_cast<double>(ranks);
   const double share = (n - 1) / n;
   if (to.is_partial()) return std::numeric_limits<double>::infinity();
-  if (from.is_replicate()) return whole / n * 1e-3;
-  if (from.is_partial()) return whole * share * (to.is_replicate() ? 2 : 1);
-  return whole * share / (to.is_replicate() ? 1 : n);
+  if (from.is_replicate()) return whole / n * 1e-3 / kWithinHost.bytes_per_us;
+  const double sent = from.is_partial() ? whole * share * (to.is_replicate() ? 2 : 1)
+                                        : whole * share / (to.is_replicate() ? 1 : n);
+  return link.latency_us + sent / link.bytes_per_us;
 }
 
 }  // namespace longhaul::dtensor

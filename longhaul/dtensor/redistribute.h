@@ -7,13 +7,17 @@
 namespace longhaul::dtensor {
 
 // `local` is this rank's part of a tensor of `global_sizes` in placements `from`; the result is its
-// part in `to`. Collective. Outside autograd. Nothing is copied where nothing changes. Partial
-// cannot be made out of anything else (Error).
+// part in `to`. Collective. Outside autograd. Nothing is copied where nothing changes. Where the
+// axes' steps may come in any order, those that make the part smaller come first and those that
+// make it larger last, so that slow axes move little. Partial cannot be made out of anything else
+// (Error).
 Tensor redistribute_local(const Tensor& local, at::IntArrayRef global_sizes, const DeviceMesh& mesh,
                           const Placements& from, const Placements& to);
 
-// What it costs along one axis of `ranks` ranks, in bytes that a rank sends, for a part-tensor of
-// `bytes` in all; a local cut counts a thousandth of its bytes. Infinite for what cannot be had.
-double redistribute_cost(int64_t bytes, int64_t ranks, const Placement& from, const Placement& to);
+// What it costs along one axis of `ranks` ranks over `link`, in microseconds, for a tensor of
+// `bytes` over these ranks; a local cut counts a thousandth of its bytes, within the host. Infinite
+// for what cannot be had.
+double redistribute_cost(int64_t bytes, int64_t ranks, const Link& link, const Placement& from,
+                         const Placement& to);
 
 }  // namespace longhaul::dtensor

@@ -1,5 +1,7 @@
 #include "longhaul/dtensor/world.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <functional>
 #include <future>
@@ -94,12 +96,18 @@ Connect connect_by_gloo(StorePtr store, GlooDevice gloo_device, at::Device devic
   return [=](const GroupRequest& request) {
     const auto group_store = c10::make_intrusive<c10d::PrefixStore>(request.name, store);
     const int rank = request.rank_in_group, size = narrow<int>(request.global_ranks.size());
-    Connection connection{.host = make_gloo_backend({.store = group_store,
-                                                     .device = gloo_device,
-                                                     .rank = rank,
-                                                     .size = size,
-                                                     .timeout = request.timeout}),
-                          .diagnose = ask_through(group_store, request)};
+    Connection connection;
+    connection.diagnose = ask_through(group_store, request);
+    try {
+      connection.host = make_gloo_backend({.store = group_store,
+                                           .device = gloo_device,
+                                           .rank = rank,
+                                           .size = size,
+                                           .timeout = request.timeout});
+    } catch (const c10::Error& error) {
+      throw Error(fmt::format("{}; {}", error.what_without_backtrace(),
+                              connection.diagnose("the group's forming")));
+    }
     if (device.is_cuda()) {
       connection.device =
           make_nccl_backend({.store = c10::make_intrusive<c10d::PrefixStore>("nccl", group_store),
@@ -111,11 +119,52 @@ Connect connect_by_gloo(StorePtr store, GlooDevice gloo_device, at::Device devic
   };
 }
 
-StorePtr open_tcp_store(const Rendezvous& place) {
+// A rank's host, and a time, of which the first rank's stands for the job.
+struct Arrival {
+  std::string host, time;
+};
+
+std::string own_arrival() {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  return fmt::format("{}\n{}", host, std::chrono::system_clock::now().time_since_epoch().count());
+}
+
+struct Meeting {
+  StorePtr store;
+  std::vector<Arrival> arrivals;
+  std::vector<int> missing;  // then the others have not met
+};
+
+// Each rank says where it is and waits for all others.
+void call_the_roll(Meeting& meeting, int rank, int size, milliseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  std::vector<std::string> keys;
+  for (int other = 0; other < size; ++other) keys.push_back(fmt::format("arrived/{}", other));
+  meeting.store->set(keys[static_cast<size_t>(rank)], own_arrival());
+  try {
+    meeting.store->wait(keys, limit);
+  } catch (const std::exception&) {
+    for (int other = 0; other < size; ++other) {
+      if (!meeting.store->check({keys[static_cast<size_t>(other)]}))
+        meeting.missing.push_back(other);
+    }
+    // The first rank has the store, from which the others are still to learn who is missing.
+    if (rank == 0) std::this_thread::sleep_until(deadline + milliseconds(1000));
+    if (!meeting.missing.empty()) return;
+  }
+  for (const auto& bytes : meeting.store->multiGet(keys)) {
+    const std::string text(bytes.begin(), bytes.end());
+    meeting.arrivals.push_back({text.substr(0, text.find('\n')), text.substr(text.find('\n') + 1)});
+  }
+}
+
+Meeting meet(const Rendezvous& place) {
   c10d::TCPStoreOptions options;
   options.port = narrow<uint16_t>(place.port);
   options.isServer = place.rank == 0;
   options.numWorkers = place.size;
+  options.waitWorkers = false;  // it could not say whom it waits for
   options.timeout = place.timeout;
   options.masterListenFd = place.listen_socket;
   const auto fail = [&](const std::string& why) {
@@ -124,13 +173,22 @@ StorePtr open_tcp_store(const Rendezvous& place) {
         "rank 0 listens there and that the port is free",
         place.rank, place.size, place.host, place.port, place.timeout.count(), why));
   };
-  // It keeps its own limit where rank 0 is absent, but not where that accepts and says nothing.
-  const milliseconds limit = place.timeout + std::chrono::seconds(5);
+  const auto arrive = [place, options] {
+    const auto start = std::chrono::steady_clock::now();
+    Meeting meeting{c10::make_intrusive<c10d::TCPStore>(place.host, options), {}, {}};
+    const auto rest = place.timeout - std::chrono::duration_cast<milliseconds>(
+                                          std::chrono::steady_clock::now() - start);
+    call_the_roll(meeting, place.rank, place.size, std::max(rest, milliseconds(1)));
+    return meeting;
+  };
   try {
-    const auto open = [host = place.host, options] {
-      return c10::make_intrusive<c10d::TCPStore>(host, options);
-    };
-    if (auto store = within(limit, open)) return *std::move(store);
+    // The store keeps its limit where rank 0 is absent, but not where that accepts and says
+    // nothing.
+    if (auto meeting = within(place.timeout + milliseconds(2000), arrive)) {
+      if (meeting->missing.empty()) return *std::move(meeting);
+      fail(fmt::format("{} {} did not come", meeting->missing.size() == 1 ? "rank" : "ranks",
+                       fmt::join(meeting->missing, ", ")));
+    }
   } catch (const c10::Error& error) {
     fail(error.what_without_backtrace());
   }
@@ -138,12 +196,24 @@ StorePtr open_tcp_store(const Rendezvous& place) {
   return {};
 }
 
+// The same number for the same host.
+std::vector<int> numbered_hosts(const std::vector<Arrival>& arrivals) {
+  std::map<std::string, int> numbers;
+  std::vector<int> hosts;
+  for (const auto& arrival : arrivals) {
+    hosts.push_back(numbers.emplace(arrival.host, narrow<int>(numbers.size())).first->second);
+  }
+  return hosts;
+}
+
 }  // namespace
 
 struct World::State {
   int rank = 0, size = 1;
   std::string backend;
-  Connect connect;  // empty for a single rank
+  std::string run;
+  std::vector<int> hosts;  // by rank; empty: one for all
+  Connect connect;         // empty for a single rank
   milliseconds timeout = Communicator::kDefaultTimeout;
   CollectiveLog log;
   std::map<std::string, int> made;   // groups made by axis and ranks
@@ -192,7 +262,10 @@ World World::process(const Rendezvous& rendezvous) {
   state->timeout = rendezvous.timeout;
   // All on this machine: its own name may not resolve.
   const bool local = rendezvous.host == "localhost" || rendezvous.host == kLoopback;
-  state->connect = connect_by_gloo(open_tcp_store(rendezvous),
+  Meeting meeting = meet(rendezvous);
+  state->run = meeting.arrivals.front().time;
+  if (!local) state->hosts = numbered_hosts(meeting.arrivals);
+  state->connect = connect_by_gloo(std::move(meeting.store),
                                    make_gloo_device(local ? kLoopback : ""), rendezvous.device);
   return World(std::move(state));
 }
@@ -213,13 +286,25 @@ int World::rank() const { return state_->rank; }
 int World::size() const { return state_->size; }
 const std::string& World::backend() const { return state_->backend; }
 CollectiveLog& World::log() const { return state_->log; }
+const std::string& World::run() const { return state_->run; }
+
+int World::host_of(int rank) const {
+  return state_->hosts.empty() ? 0 : state_->hosts.at(static_cast<size_t>(rank));
+}
+
+void World::set_hosts(std::vector<int> host_of_rank) {
+  LONGHAUL_CHECK(host_of_rank.size() == static_cast<size_t>(size()),
+                 "hosts of {} ranks, there are {}", host_of_rank.size(), size());
+  state_->hosts = std::move(host_of_rank);
+}
 
 void World::set_timeout(milliseconds timeout) {
   state_->timeout = timeout;
   for (Communicator& group : state_->groups) group.set_timeout(timeout);
 }
 
-Communicator World::make_group(const std::string& axis, const std::vector<int>& global_ranks) {
+Communicator World::make_group(const std::string& axis, const std::vector<int>& global_ranks,
+                               std::optional<Link> link) {
   const auto own = std::find(global_ranks.begin(), global_ranks.end(), rank());
   const std::set<int> distinct(global_ranks.begin(), global_ranks.end());
   LONGHAUL_CHECK(own != global_ranks.end() && distinct.size() == global_ranks.size() &&
@@ -244,6 +329,11 @@ Communicator World::make_group(const std::string& axis, const std::vector<int>& 
   Communicator group(std::move(connection.host), std::move(connection.device), axis, global_ranks,
                      log(), std::move(connection.diagnose));
   group.set_timeout(state_->timeout);
+  group.set_name(request.name);
+  const bool on_one_host = std::all_of(global_ranks.begin(), global_ranks.end(), [&](int rank) {
+    return host_of(rank) == host_of(global_ranks.front());
+  });
+  group.set_link(link.value_or(on_one_host ? kWithinHost : kAcrossHosts));
   state_->groups.push_back(group);
   return group;
 }

@@ -41,8 +41,8 @@ class World {
   static World gloo_threads(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
   // A rank that is a process and talks through gloo, and through NCCL for tensors of a CUDA device.
   // Rank 0 listens; its World must end last.
-  // Returns when all have come; throws Error after the timeout, which is also the time limit of the
-  // groups until set_timeout().
+  // Returns when all have come; throws CollectiveError after the timeout, naming who has not. The
+  // timeout is also the time limit of the groups until set_timeout().
   static World process(const Rendezvous& rendezvous);
   // Rank `rank` of a world whose other ranks do not exist; collectives do nothing, on any device.
   static World fake(int rank, int size);
@@ -55,6 +55,14 @@ class World {
   int size() const;
   const std::string& backend() const;  // "single", "threads", "gloo", "gloo+nccl" or "fake"
   CollectiveLog& log() const;
+  // The same on all ranks of processes that met, and of no other job; else empty.
+  const std::string& run() const;
+
+  // Which ranks share a host, as numbers of hosts from 0: of processes by the name that each
+  // machine gives itself, else one for all. set_hosts() says otherwise, the same on all ranks and
+  // before there are groups: for ranks that only stand for others.
+  int host_of(int rank) const;
+  void set_hosts(std::vector<int> host_of_rank);
 
   // The time limit of each collective, in all groups there are and will be. Starting takes longer
   // than training: a trainer sets a shorter one after its first step.
@@ -62,8 +70,10 @@ class World {
 
   // The group of `global_ranks` (distinct, this one among them), in that order, along mesh axis
   // `axis`. All members must call it with the same arguments and make the groups that they share
-  // in the same order; others need not. Errors name rank and axis.
-  Communicator make_group(const std::string& axis, const std::vector<int>& global_ranks);
+  // in the same order; others need not. `link`: what the axis runs over, where other groups of it
+  // count, too; else it follows from the hosts of these ranks. Errors name rank and axis.
+  Communicator make_group(const std::string& axis, const std::vector<int>& global_ranks,
+                          std::optional<Link> link = std::nullopt);
 
  private:
   struct State;

@@ -55,7 +55,32 @@ void move_aside(const std::filesystem::path& path) {
   }
 }
 
+nlohmann::ordered_json to_json(const std::map<std::string, CommunicationMetrics>& comm) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (const auto& [name, of] : comm) {
+    json[name] = {{"count", of.count},
+                  {"bytes", of.bytes},
+                  {"seconds", number(of.seconds)},
+                  {"waited", number(of.waited_seconds)}};
+  }
+  return json;
+}
+
 }  // namespace
+
+void add_communication(const dtensor::CollectiveLog::Totals& totals, double seconds,
+                       StepMetrics& metrics) {
+  double waited = 0;
+  for (const auto& [key, total] : totals) {
+    const auto& [kind, axis] = key;
+    auto& of = metrics.comm[fmt::format("{}.{}", axis, dtensor::name_of(kind))];
+    of = {total.count, total.bytes, 1e-9 * static_cast<double>(total.under_way_ns),
+          1e-9 * static_cast<double>(total.waited_ns)};
+    // A save in the background waits on a thread of its own.
+    if (axis != "checkpoint") waited += of.waited_seconds;
+  }
+  metrics.comm_wait_share = seconds > 0 ? waited / seconds : 0;
+}
 
 nlohmann::ordered_json to_json(const StepMetrics& m) {
   nlohmann::ordered_json per_layer = nlohmann::ordered_json::array();
@@ -76,6 +101,10 @@ nlohmann::ordered_json to_json(const StepMetrics& m) {
                                  {"memory_peak_bytes", m.memory_peak_bytes},
                                  {"time", number(m.time)}};
   if (m.skipped) json["skipped"] = true;
+  if (!m.comm.empty()) {
+    json["comm"] = to_json(m.comm);
+    json["comm_wait_share"] = number(m.comm_wait_share);
+  }
   if (m.validation) {
     json["validation_loss"] = number(m.validation->loss);
     if (m.validation->bits_per_byte) {
@@ -93,6 +122,7 @@ std::string to_line(const StepMetrics& m, int64_t steps, double seconds_left) {
   line += fmt::format("  grad {:.3f}  lr {:.2e}  {} tokens/s  mfu {:.0f}%  {}", m.grad_norm, m.lr,
                       with_commas(std::llround(m.tokens_per_second)), 100 * m.mfu,
                       human_bytes(static_cast<double>(m.memory_peak_bytes)));
+  if (!m.comm.empty()) line += fmt::format("  comm {:.0f}%", 100 * m.comm_wait_share);
   if (m.validation) {
     line += fmt::format("  validation {:.4f}", m.validation->loss);
     if (m.validation->bits_per_byte) {

@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "longhaul/dtensor/collective_log.h"
 
 namespace longhaul::train {
 
@@ -16,6 +19,14 @@ struct ValidationResult {
   double loss = 0;  // mean cross-entropy of the language model
   int64_t labels = 0;
   std::optional<double> bits_per_byte;  // where the data's text is known
+};
+
+// What one rank communicated in a step, of one kind along one axis.
+struct CommunicationMetrics {
+  int64_t count = 0;
+  int64_t bytes = 0;          // of this rank's inputs
+  double seconds = 0;         // from the collectives' starts to their ends
+  double waited_seconds = 0;  // of which the rank computed nothing meanwhile
 };
 
 struct StepMetrics {
@@ -35,8 +46,14 @@ struct StepMetrics {
   int64_t memory_peak_bytes = 0;  // of the device, since the process began
   double time = 0;                // seconds since 1970
   bool skipped = false;           // a non-finite step that was not applied
+  std::map<std::string, CommunicationMetrics> comm;  // by "<axis>.<kind>"; empty on one rank
+  double comm_wait_share = 0;                        // of the step's time
   std::optional<ValidationResult> validation;
 };
+
+// What the collectives of a step of `seconds` add to its metrics.
+void add_communication(const dtensor::CollectiveLog::Totals& totals, double seconds,
+                       StepMetrics& metrics);
 
 // Non-finite numbers become the strings "nan", "inf" and "-inf", so that the text stays valid JSON.
 nlohmann::ordered_json to_json(const StepMetrics& metrics);

@@ -152,8 +152,12 @@ Outcome Run::execute() {
 // A step that the guard refuses has changed nothing: the state before it is kept, if it is sound.
 StepMetrics Run::take_step() {
   fault::at("train.step");
+  const auto start = Clock::now();
+  const auto before = world_.log().totals();
   try {
-    return profiler_ ? take_profiled_step() : trainer_.step();
+    StepMetrics metrics = profiler_ ? take_profiled_step() : trainer_.step();
+    add_communication(dtensor::since(before, world_.log().totals()), seconds_since(start), metrics);
+    return metrics;
   } catch (const StepRefused&) {
     const int64_t step = trainer_.progress().step;
     const fs::path there = checkpoint::step_path(checkpoint_folder(config_), step);

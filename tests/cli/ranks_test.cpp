@@ -1,5 +1,10 @@
 // `longhaul train --ranks N`: processes that train one job together, are ended together, and say
 // who failed first.
+#include <sys/stat.h>
+
+#include <chrono>
+#include <sstream>
+
 #include "longhaul/base/fault.h"
 #include "longhaul/cli/rank_environment.h"
 #include "tests/cli/small_job.h"
@@ -131,6 +136,69 @@ TEST_F(Ranks, AMistakeOfTheJobIsToldOnce) {
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
   }
   expect_user_error(train_on(0, {}), {"--ranks 0", "1 to 1024"});
+}
+
+// Each rank would find these out alike.
+TEST_F(Ranks, AMistakeOfTheMachineIsToldOnce) {
+  const auto large = train_on(2, {"--model.flavor", "671B"});
+  expect_user_error(large, {"model.flavor", "on each of 2 ranks", "this machine has"});
+  EXPECT_EQ(std::count(large.err.begin(), large.err.end(), '\n'), 1) << large.err;
+
+  Program first(train_words({"--training.steps", "100000"}), here());
+  while (first.running() && metrics().empty()) usleep(20000);
+  const auto busy = train_on(2, {});
+  expect_user_error(busy, {"job.dump_folder", "another run is writing to 'run'"});
+  EXPECT_EQ(std::count(busy.err.begin(), busy.err.end(), '\n'), 1) << busy.err;
+  first.signal(SIGINT);
+  EXPECT_EQ(first.wait().status, 0);
+}
+
+// A pipe can be read once: the ranks get what was in it.
+TEST_F(Ranks, ReadAJobFromAPipe) {
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  for (const bool sound : {true, false}) {
+    Program program({"train", "pipe", "--ranks", "2", "--job.dump_folder", "piped"}, here());
+    spill(path("pipe"), sound ? kSmallJob : std::string(kSmallJob) + "[training2]\n");
+    const auto result = program.wait();
+    if (sound) {
+      EXPECT_EQ(result.status, 0) << result.err;
+      EXPECT_EQ(metrics("piped").size(), 6u);
+    } else {
+      expect_user_error(result, {"pipe:", "training2"});
+    }
+  }
+}
+
+TEST_F(Ranks, ASocketThatDoesNotListenIsNamed) {
+  for (const char* socket : {"nonsense", "1", "999"}) {
+    const auto result =
+        train({}, {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29511",
+                   std::string("LONGHAUL_LISTEN_SOCKET=") + socket});
+    expect_user_error(result, {"LONGHAUL_LISTEN_SOCKET", std::string("'") + socket + "'", "unset"});
+  }
+}
+
+// It is stopped as soon as it is there, so it has met nobody.
+TEST_F(Ranks, ARankThatIsFrozenBeforeTheyMeetIsNamed) {
+  Program program(train_words({"--ranks", "2", "--comm.init_timeout_seconds", "3"}), here());
+  const auto pid = std::to_string(program.pid());
+  std::vector<int> children;
+  while (program.running() && children.size() < 2) {
+    children.clear();
+    std::istringstream list(slurp("/proc/" + pid + "/task/" + pid + "/children"));
+    for (int child; list >> child;) children.push_back(child);
+  }
+  ASSERT_EQ(children.size(), 2u);
+  ASSERT_EQ(::kill(children[1], SIGSTOP), 0);
+  const auto start = std::chrono::steady_clock::now();
+  const auto result = program.wait();
+  // Three seconds, one for the others to hear it, and the launcher's patience with the frozen one.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(40));
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(last_line(result.err),
+              AllOf(HasSubstr("error: rank 0 ended with status 1"), HasSubstr("did not meet"),
+                    HasSubstr("within 3000 ms (rank 1 did not come)"),
+                    HasSubstr("hanging or slow: rank 1")));
 }
 
 TEST_F(Ranks, ReportTheirFailureWhereTorchrunReadsIt) {

@@ -106,6 +106,32 @@ TEST(CollectiveLog, ACommunicatorWritesWhatItDoes) {
   });
 }
 
+TEST(CollectiveLog, TotalsCountTimeAndWhatWasAddedSince) {
+  const test::RankOptions options{.link = {.latency_ms = 20, .bytes_per_second = 0}};
+  test::run_ranks(
+      2,
+      [](World& world) {
+        const Communicator group = world.make_group("tp", {0, 1});
+        group.barrier();
+        const auto before = world.log().totals();
+        Tensor x = at::ones({4});
+        auto pending = group.all_reduce(x, Reduction::kSum);
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));  // the rank computes meanwhile
+        pending.wait();
+        const auto added = since(before, world.log().totals());
+        ASSERT_EQ(added.size(), 1u);
+        const auto& [key, total] = *added.begin();
+        EXPECT_EQ(key, (std::pair{CollectiveKind::kAllReduce, std::string("tp")}));
+        EXPECT_EQ(total.count, 1);
+        EXPECT_EQ(total.bytes, 16);
+        EXPECT_GE(total.under_way_ns, 30'000'000);
+        EXPECT_GE(total.waited_ns, 0);
+        EXPECT_LE(total.waited_ns, total.under_way_ns - 29'000'000);
+        EXPECT_GE(world.log().total(CollectiveKind::kBarrier).waited_ns, 20'000'000);
+      },
+      options);
+}
+
 TEST(CollectiveLog, AGroupOfOneWritesNothing) {
   World world = World::single();
   const Communicator group = world.make_group("tp", {0});

@@ -1,30 +1,9 @@
-// The operator table: each operator on DTensors in every placement of its inputs, on one axis of 2
-// and 3 ranks and on two axes, gives the numbers of the plain operator, and its gradients.
-#include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
-
-#include <functional>
-
-#include "tests/dtensor/dtensor_table.h"
-#include "tests/support/run_ranks.h"
+// The rules of pointwise operators, views, products, reductions and new tensors, by the operator
+// table; those of indexing are in index_rules_test.cpp.
+#include "tests/dtensor/rules_table.h"
 
 namespace longhaul::test {
 namespace {
-
-using dtensor::DeviceMesh;
-using dtensor::World;
-using Inputs = std::vector<Tensor>;
-
-struct Case {
-  std::string name;
-  std::vector<std::vector<int64_t>> sizes;  // of the fp64 inputs
-  std::function<Tensor(const Inputs&)> f;
-  bool differentiable = true;
-
-  Case(std::string n, std::vector<std::vector<int64_t>> s, std::function<Tensor(const Inputs&)> g,
-       bool d = true)
-      : name(std::move(n)), sizes(std::move(s)), f(std::move(g)), differentiable(d) {}
-};
 
 // Numbers that do not divide by 2 or 3 beside numbers that do.
 std::vector<Case> pointwise_cases() {
@@ -49,6 +28,20 @@ std::vector<Case> pointwise_cases() {
       {"to float and back",
        {{4, 5}},
        [](const Inputs& x) { return x[0].to(at::kFloat).to(at::kDouble); }},
+      {"maximum", {{4, 5}, {5}}, [](const Inputs& x) { return at::maximum(x[0], x[1]); }},
+      {"powers", {{4, 5}}, [](const Inputs& x) { return x[0].pow(3) + x[0].abs().sqrt(); }},
+      {"remainder",
+       {{4, 5}},
+       [](const Inputs& x) { return x[0].remainder(0.75) + x[0].floor() + x[0].sign(); }},
+      {"addcmul",
+       {{4, 5}, {4, 5}, {5}},
+       [](const Inputs& x) { return at::addcmul(x[0], x[1], x[2], 0.5); }},
+      {"lerp", {{4, 5}, {4, 5}}, [](const Inputs& x) { return at::lerp(x[0], x[1], 0.25); }},
+      {"gelu, tanh", {{4, 5}}, [](const Inputs& x) { return at::gelu(x[0]) + at::tanh(x[0]); }},
+      {"logarithms",
+       {{4, 5}},
+       [](const Inputs& x) { return (x[0].square() + 1).log() + x[0].square().log1p(); }},
+      {"fill", {{4, 5}}, [](const Inputs& x) { return at::zeros_like(x[0]).fill_(2) + x[0]; }},
       {"square of exp", {{3, 2}}, [](const Inputs& x) { return x[0].exp().square(); }},
       {"in place",
        {{4, 5}, {4, 5}},
@@ -64,6 +57,31 @@ std::vector<Case> pointwise_cases() {
          y.mul_(x[1]);
          return y + x[1];
        }},
+  };
+}
+
+// What is no number is made one; nothing flows back.
+Tensor number(const Tensor& truth) { return truth.to(at::kDouble); }
+
+std::vector<Case> comparison_cases() {
+  return {
+      {"gt and lt",
+       {{4, 5}, {4, 5}},
+       [](const Inputs& x) { return number(x[0].gt(0).logical_and(x[1].lt(x[0]))); },
+       false},
+      {"not, or, xor",
+       {{4, 5}, {5}},
+       [](const Inputs& x) {
+         return number(x[0].ge(0).logical_not().logical_or(x[1].ne(0)).logical_xor(x[0].le(x[1])));
+       },
+       false},
+      {"bitwise",
+       {{4, 5}, {4, 5}},
+       [](const Inputs& x) {
+         return number(x[0].gt(0).bitwise_and(x[1].gt(0)).bitwise_or(x[0].lt(-1)).bitwise_not());
+       },
+       false},
+      {"isfinite", {{4, 5}}, [](const Inputs& x) { return number((x[0] / 0).isfinite()); }, false},
   };
 }
 
@@ -127,6 +145,25 @@ std::vector<Case> view_cases() {
          const auto parts = x[0].split_with_sizes({2, 3}, 1);
          return at::cat({parts[1] * 2, parts[0]}, 1);
        }},
+      {"split of equal parts",
+       {{6, 4}},
+       [](const Inputs& x) {
+         const auto parts = x[0].split(3, 0);
+         return parts[0] * parts[1];
+       }},
+      {"unbind",
+       {{3, 4}},
+       [](const Inputs& x) {
+         const auto rows = x[0].unbind(0);
+         return rows[0] * rows[1] + rows[2];
+       }},
+      {"slice of all", {{6, 5}}, [](const Inputs& x) { return x[0].slice(1) * 2; }},
+      {"slice of one dim", {{7}}, [](const Inputs& x) { return x[0].slice(0, 2, 6) * 2; }},
+      {"view split of one dim",
+       {{9}},
+       [](const Inputs& x) {
+         return x[0].view({3, 3}) * 2;
+       }},
       {"contiguous",
        {{4, 3, 5}},
        [](const Inputs& x) {
@@ -151,6 +188,22 @@ std::vector<Case> product_cases() {
 std::vector<Case> reduction_cases() {
   return {
       {"sum", {{4, 5}}, [](const Inputs& x) { return x[0].sum(); }},
+      {"max", {{4, 6}}, [](const Inputs& x) { return x[0].max() + x[0].min(); }},
+      {"amin", {{5, 6}}, [](const Inputs& x) { return x[0].amin(0, true); }},
+      {"argmax",
+       {{4, 6}},
+       [](const Inputs& x) { return number(x[0].argmax(1) + x[0].argmin(1)); },
+       false},
+      {"prod", {{4, 6}}, [](const Inputs& x) { return x[0].prod(1); }, false},
+      {"flip", {{4, 6}}, [](const Inputs& x) { return x[0].flip({1}); }},
+      {"cumsum of one dim", {{7}}, [](const Inputs& x) { return x[0].cumsum(0); }},
+      {"cumprod", {{4, 6}}, [](const Inputs& x) { return x[0].cumprod(0); }, false},
+      {"stable sort",
+       {{4, 6}},
+       [](const Inputs& x) { return std::get<0>(at::sort(x[0], /*stable=*/true, 0, true)); }},
+      {"layer_norm of one dim",
+       {{6}, {6}, {6}},
+       [](const Inputs& x) { return at::layer_norm(x[0], {6}, x[1], x[2], 1e-6); }},
       {"sum dim", {{4, 5, 3}}, [](const Inputs& x) { return x[0].sum(1); }},
       {"sum keepdim",
        {{4, 5, 3}},
@@ -176,140 +229,61 @@ std::vector<Case> reduction_cases() {
   };
 }
 
-std::vector<Case> index_cases() {
+// Parts that are all true or all false, and empty ones, among them.
+std::vector<Case> truth_cases() {
+  const auto few = [](const Tensor& x) { return x.gt(1.2); };
+  const auto most = [](const Tensor& x) { return x.gt(-1.2); };
   return {
-      {"cat",
-       {{4, 3}, {4, 2}},
+      {"any", {{2, 5}}, [=](const Inputs& x) { return number(few(x[0]).any()); }, false},
+      {"all", {{2, 5}}, [=](const Inputs& x) { return number(most(x[0]).all()); }, false},
+      {"any of a dim",
+       {{4, 5}},
+       [=](const Inputs& x) { return number(few(x[0]).any(1)) + number(few(x[0]).any()); },
+       false},
+      {"all of a dim",
+       {{4, 5}},
+       [=](const Inputs& x) { return number(most(x[0]).all(0, true)) + x[0]; },
+       false},
+      {"any of dims, then all",
+       {{3, 4, 2}},
+       [=](const Inputs& x) {
+         const auto dims = std::vector<int64_t>{0, 2};
+         return number(few(x[0]).any(dims)) + number(few(x[0]).any(dims).all());
+       },
+       false},
+      {"any of numbers",
+       {{4, 5}},
+       [=](const Inputs& x) { return number(x[0].floor().any(1)); },
+       false},
+  };
+}
+
+std::vector<Case> factory_cases() {
+  return {
+      {"zeros_like", {{4, 5}}, [](const Inputs& x) { return at::zeros_like(x[0]) + x[0]; }},
+      {"ones_like", {{4, 5}}, [](const Inputs& x) { return at::ones_like(x[0]) * x[0]; }},
+      {"full_like", {{7}}, [](const Inputs& x) { return at::full_like(x[0], 2.5) * x[0]; }},
+      {"empty_like", {{4, 5}}, [](const Inputs& x) { return at::empty_like(x[0]).copy_(x[0]); }},
+      {"new_zeros",
+       {{4, 5}},
        [](const Inputs& x) {
-         return at::cat({x[0], x[1]}, 1);
+         return x[0].new_zeros({4, 5}) + x[0];
        }},
-      {"stack",
-       {{4, 3}, {4, 3}},
+      {"new_full of other sizes",
+       {{4, 5}},
        [](const Inputs& x) {
-         return at::stack({x[0], x[1]}, 1);
-       }},
-      {"gather",
-       {{4, 6}, {4, 6}},
-       [](const Inputs& x) { return x[0].gather(1, x[1].abs().mul(2).clamp(0, 5).to(at::kLong)); }},
-      {"index_select",
-       {{6, 4}, {5}},
-       [](const Inputs& x) {
-         return x[0].index_select(0, x[1].abs().mul(2).clamp(0, 5).to(at::kLong));
-       }},
-      {"embedding",
-       {{7, 4}, {2, 6}},
-       [](const Inputs& x) {
-         return at::embedding(x[0], x[1].abs().mul(3).clamp(0, 6).to(at::kLong));
-       }},
-      {"scatter_add",
-       {{4, 6}, {4, 6}},
-       [](const Inputs& x) {
-         const Tensor index = x[1].abs().mul(2).clamp(0, 5).to(at::kLong);
-         return at::zeros_like(x[0]).scatter_add(1, index, x[0]);
+         return x[0].new_full({3, 2}, 2) * x[0].sum();
        }},
   };
 }
 
-// f on the wholes, with the gradients of sum(f * g).
-struct Expected {
-  Tensor y, g;
-  std::vector<Tensor> grads;
-};
-
-Expected plain(const Case& c, const Inputs& wholes) {
-  Inputs leaves;
-  for (const Tensor& x : wholes) leaves.push_back(x.clone().requires_grad_(c.differentiable));
-  const Tensor y = c.f(leaves);
-  Expected expected{y.detach(), normal(y.sizes(), 99), {}};
-  if (!c.differentiable) return expected;
-  torch::autograd::backward({(y * expected.g).sum()}, {});
-  for (const Tensor& x : leaves) expected.grads.push_back(x.grad());
-  return expected;
-}
-
-void expect_near(const Tensor& got, const Tensor& want, const std::string& what) {
-  ASSERT_EQ(got.sizes(), want.sizes()) << what;
-  const double error = got.numel() ? (got - want).abs().max().item<double>() : 0;
-  EXPECT_LE(error, 1e-9) << what;
-}
-
-// `to float` rounds terms away from their sum.
-bool is_rounded(const Case& c) { return c.name.find("float") != std::string::npos; }
-
-void check(const Case& c, const Mesh& mesh, const Inputs& wholes, const Expected& expected,
-           const std::vector<Placements>& placements) {
-  std::string what = c.name + " on " + mesh->text() + ":";
-  Inputs leaves;
-  for (size_t i = 0; i < wholes.size(); ++i) {
-    what += " " + text_of(placements[i]);
-    leaves.push_back(scatter(wholes[i], mesh, placements[i]).requires_grad_(c.differentiable));
-  }
-  SCOPED_TRACE(what);
-  const Tensor y = c.f(leaves);
-  if (is_rounded(c)) {
-    EXPECT_LE((whole_of(y) - expected.y).abs().max().item<double>(), 1e-6);
-    return;
-  }
-  expect_near(whole_of(y), expected.y, "result");
-  if (!c.differentiable) return;
-  torch::autograd::backward({(dtensor::full_tensor(y) * expected.g).sum()}, {});
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    ASSERT_EQ(leaves[i].grad().defined(), expected.grads[i].defined()) << "gradient " << i;
-    if (leaves[i].grad().defined()) {
-      expect_near(whole_of(leaves[i].grad()), expected.grads[i], "gradient " + std::to_string(i));
-    }
-  }
-}
-
-// All placements of all inputs, along each axis.
-void for_all_placements(const Case& c, int axes,
-                        const std::function<void(const std::vector<Placements>&)>& f) {
-  std::vector<std::vector<Placement>> choices;
-  for (const auto& sizes : c.sizes) {
-    for (int axis = 0; axis < axes; ++axis) {
-      choices.push_back(all_placements(static_cast<int64_t>(sizes.size())));
-    }
-  }
-  std::vector<size_t> at(choices.size(), 0);
-  while (true) {
-    std::vector<Placements> placements(c.sizes.size());
-    for (size_t i = 0; i < choices.size(); ++i) {
-      placements[i / static_cast<size_t>(axes)].push_back(choices[i][at[i]]);
-    }
-    f(placements);
-    size_t i = 0;
-    while (i < at.size() && ++at[i] == choices[i].size()) at[i++] = 0;
-    if (i == at.size()) return;
-  }
-}
-
-void check_all(const std::vector<Case>& cases, const std::vector<DeviceMesh::AxisSize>& axes) {
-  int ranks = 1;
-  for (const auto& axis : axes) ranks *= static_cast<int>(axis.size);
-  run_ranks(ranks, [&](World& world) {
-    const Mesh mesh = DeviceMesh::make(world, axes);
-    for (const Case& c : cases) {
-      Inputs wholes;
-      for (size_t i = 0; i < c.sizes.size(); ++i) wholes.push_back(normal(c.sizes[i], 10 + i));
-      const Expected expected = plain(c, wholes);
-      for_all_placements(c, static_cast<int>(axes.size()), [&](const auto& placements) {
-        check(c, mesh, wholes, expected, placements);
-      });
-    }
-  });
-}
-
-void check_table(const std::vector<Case>& cases) {
-  check_all(cases, {{"tp", 2}});
-  check_all(cases, {{"tp", 3}});
-  check_all(cases, {{"cp", 2}, {"tp", 2}});
-}
-
 TEST(Rules, Pointwise) { check_table(pointwise_cases()); }
+TEST(Rules, Comparisons) { check_table(comparison_cases()); }
 TEST(Rules, Views) { check_table(view_cases()); }
 TEST(Rules, Products) { check_table(product_cases()); }
 TEST(Rules, Reductions) { check_table(reduction_cases()); }
-TEST(Rules, Index) { check_table(index_cases()); }
+TEST(Rules, Truths) { check_table(truth_cases()); }
+TEST(Rules, NewTensors) { check_table(factory_cases()); }
 
 }  // namespace
 }  // namespace longhaul::test

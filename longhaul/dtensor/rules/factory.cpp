@@ -8,6 +8,8 @@
 namespace longhaul::dtensor {
 namespace {
 
+constexpr const char* kFile = "longhaul/dtensor/rules/factory.cpp";
+
 // Wherever the image lies. Terms would make a number of ranks out of a one: replicated then.
 std::vector<Strategy> like(const OpCall& call, int64_t /*ranks*/) {
   std::vector<Strategy> strategies = {replicated(call)};
@@ -52,11 +54,11 @@ void new_empty_strided(const c10::OperatorHandle& op, torch::jit::Stack& stack) 
 
 void add_factory_rules(RuleTable& table) {
   for (const char* name : {"zeros_like", "ones_like", "empty_like", "full_like"}) {
-    table[std::string("aten::") + name] = {.rule = like, .file = __FILE__};
+    table[std::string("aten::") + name] = {.rule = like, .file = kFile};
   }
-  table["aten::new_empty_strided"] = {.handler = new_empty_strided, .file = __FILE__};
+  table["aten::new_empty_strided"] = {.handler = new_empty_strided, .file = kFile};
   for (const char* name : {"new_zeros", "new_ones", "new_empty", "new_full"}) {
-    table[std::string("aten::") + name] = {.rule = of_size, .size_arg = 1, .file = __FILE__};
+    table[std::string("aten::") + name] = {.rule = of_size, .size_arg = 1, .file = kFile};
   }
 }
 

@@ -6,6 +6,8 @@
 namespace longhaul::dtensor {
 namespace {
 
+constexpr const char* kFile = "longhaul/dtensor/rules/matmul.cpp";
+
 Placement whole() { return Placement::replicate(); }
 Placement term() { return Placement::partial(); }
 Placement cut(int64_t dim) { return Placement::shard(dim); }
@@ -58,10 +60,10 @@ std::vector<Strategy> linear_grad(const OpCall& call, int64_t /*ranks*/) {
 }  // namespace
 
 void add_matmul_rules(RuleTable& table) {
-  table["aten::mm"] = {.rule = mm, .file = __FILE__};
-  table["aten::bmm"] = {.rule = bmm, .file = __FILE__};
-  table["longhaul_model::linear"] = {.rule = linear, .file = __FILE__};
-  table["longhaul_model::linear_grad"] = {.rule = linear_grad, .file = __FILE__};
+  table["aten::mm"] = {.rule = mm, .file = kFile};
+  table["aten::bmm"] = {.rule = bmm, .file = kFile};
+  table["longhaul_model::linear"] = {.rule = linear, .file = kFile};
+  table["longhaul_model::linear_grad"] = {.rule = linear_grad, .file = kFile};
 }
 
 }  // namespace longhaul::dtensor

@@ -4,6 +4,8 @@
 namespace longhaul::dtensor {
 namespace {
 
+constexpr const char* kFile = "longhaul/dtensor/rules/norms.cpp";
+
 // x, then weight and bias where given; results y, mean, rstd.
 std::vector<Strategy> layer_norm(const OpCall& call, int64_t /*ranks*/) {
   std::vector<Strategy> strategies = {replicated(call)};
@@ -33,8 +35,10 @@ std::vector<Strategy> layer_norm_backward(const OpCall& call, int64_t /*ranks*/)
 }  // namespace
 
 void add_norm_rules(RuleTable& table) {
-  table["aten::native_layer_norm"] = {.rule = layer_norm, .file = __FILE__};
-  table["aten::native_layer_norm_backward"] = {.rule = layer_norm_backward, .file = __FILE__};
+  const char* whole = "what is normalised must be whole, and so must its weights";
+  table["aten::native_layer_norm"] = {.rule = layer_norm, .file = kFile, .whole = whole};
+  table["aten::native_layer_norm_backward"] = {
+      .rule = layer_norm_backward, .file = kFile, .whole = whole};
 }
 
 }  // namespace longhaul::dtensor

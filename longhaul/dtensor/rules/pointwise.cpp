@@ -4,6 +4,9 @@
 namespace longhaul::dtensor {
 namespace {
 
+constexpr const char* kFile = "longhaul/dtensor/rules/pointwise.cpp";
+constexpr const char* kBroadcast = "a dim of one that is broadcast must be whole";
+
 // The same slice of every input that has the dim, all of those that are broadcast along it.
 Strategy sharded(const OpCall& call, int64_t dim) {
   const auto out_dims = static_cast<int64_t>(call.output_sizes[0].size());
@@ -82,7 +85,7 @@ std::vector<Strategy> to_copy(const OpCall& call, int64_t ranks) {
 void add_pointwise_rules(RuleTable& table) {
   const auto add = [&](Rule rule, std::initializer_list<const char*> names) {
     for (const char* name : names) {
-      table[std::string("aten::") + name] = {.rule = rule, .file = __FILE__};
+      table[std::string("aten::") + name] = {.rule = rule, .file = kFile, .whole = kBroadcast};
     }
   };
   add(same, {"clone", "detach", "alias", "copy_", "contiguous", "zero_", "lift_fresh"});
@@ -159,11 +162,7 @@ void add_pointwise_rules(RuleTable& table) {
                   "gt.Scalar",
                   "ge.Tensor",
                   "ge.Scalar",
-                  "logical_not",
-                  "logical_and",
                   "logical_and_",
-                  "logical_or",
-                  "logical_xor",
                   "logical_not_",
                   "bitwise_not",
                   "bitwise_and.Tensor",
@@ -173,8 +172,6 @@ void add_pointwise_rules(RuleTable& table) {
                   "masked_fill_.Scalar",
                   "masked_fill_.Tensor",
                   "isfinite",
-                  "isnan",
-                  "isinf",
                   "addcmul",
                   "addcmul_",
                   "addcdiv",
@@ -183,13 +180,15 @@ void add_pointwise_rules(RuleTable& table) {
                   "lerp_.Scalar",
                   "fill_.Scalar",
                   "fill_.Tensor",
-                  "nan_to_num",
-                  "polar",
                   "erf",
                   "gelu",
                   "gelu_backward",
                   "xlogy.Tensor"});
-  table["aten::where.self"] = {.rule = pointwise, .laid_out_as_sum = true, .file = __FILE__};
+  for (const char* name : {"where.self", "logical_not", "logical_and", "logical_or", "logical_xor",
+                           "isinf", "isnan", "nan_to_num", "polar"}) {
+    table[std::string("aten::") + name] = {
+        .rule = pointwise, .layout = Layout::kAsSum, .file = kFile, .whole = kBroadcast};
+  }
 }
 
 }  // namespace longhaul::dtensor

@@ -10,6 +10,8 @@
 namespace longhaul::dtensor {
 namespace {
 
+constexpr const char* kFile = "longhaul/dtensor/rules/reductions.cpp";
+
 // Cuts of the dims outside `dims`; `kept`: the results keep the reduced dims.
 std::vector<Strategy> outside(const OpCall& call, const std::vector<int64_t>& dims, bool kept) {
   std::vector<Strategy> strategies = {replicated(call)};
@@ -83,6 +85,20 @@ std::vector<Strategy> min_all(const OpCall& call, int64_t ranks) {
   return reduced(call, every_dim(call), false, Reduction::kMin, true, ranks);
 }
 
+// Any of a part's elements, or all of them, make a maximum or a minimum of truths; an empty part
+// has the neutral one.
+template <bool kAny>
+std::vector<Strategy> truth(const OpCall& call, int64_t ranks) {
+  constexpr Reduction kTruth = kAny ? Reduction::kMax : Reduction::kMin;
+  const bool of_dims = call.args().size() > 1;
+  auto strategies = reduced(call, of_dims ? call.dims_arg(1) : every_dim(call),
+                            of_dims && call.bool_arg(2), kTruth, /*equal=*/false, ranks);
+  if (call.input(0).scalar_type() == at::kBool) {
+    strategies.push_back(uniform(call, Placement::partial(kTruth)));
+  }
+  return strategies;
+}
+
 // Dims in argument 1, keepdim in argument 2; nothing to be made of parts.
 std::vector<Strategy> whole_dims(const OpCall& call, int64_t /*ranks*/) {
   return outside(call, call.dims_arg(1), call.bool_arg(2));
@@ -117,27 +133,37 @@ void local_scalar(const c10::OperatorHandle& /*op*/, torch::jit::Stack& stack) {
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
-  const auto add = [&](Rule rule, std::initializer_list<const char*> names) {
+  const auto add = [&](Rule rule, std::initializer_list<const char*> names,
+                       const char* whole = nullptr) {
     for (const char* name : names) {
-      table[std::string("aten::") + name] = {.rule = rule, .file = __FILE__};
+      table[std::string("aten::") + name] = {.rule = rule, .file = kFile, .whole = whole};
     }
   };
+  const char* equal = "parts of a reduced dim must be equally long";
+  const char* one_piece = "a dim that is searched, scanned, sorted or normalised must be whole";
   add(sum_all, {"sum"});
   add(sum, {"sum.dim_IntList"});
-  add(mean_all, {"mean"});
-  add(mean, {"mean.dim"});
-  add(amax, {"amax"});
-  add(amin, {"amin"});
-  add(max_all, {"max"});
-  add(min_all, {"min"});
-  add(whole_dims, {"logsumexp", "max.dim", "min.dim", "argmax", "argmin", "any.dim", "all.dim",
-                   "prod.dim_int"});
-  add(only_replicated, {"any", "all"});
-  add(along<1>, {"_softmax", "_log_softmax", "cumsum", "cumprod", "sort"});
-  table["aten::_local_scalar_dense"] = {.handler = local_scalar, .file = __FILE__};
-  table["aten::flip"] = {.rule = flip, .laid_out_as_sum = true, .file = __FILE__};
-  add(along<2>, {"_softmax_backward_data", "_log_softmax_backward_data", "topk", "sort.stable"});
-  add(triangle, {"tril", "triu"});
+  add(mean_all, {"mean"}, equal);
+  add(mean, {"mean.dim"}, equal);
+  add(amax, {"amax"}, equal);
+  add(amin, {"amin"}, equal);
+  table["aten::max"] = {
+      .rule = max_all, .layout = Layout::kNumber, .file = kFile, .whole = equal};
+  table["aten::min"] = {
+      .rule = min_all, .layout = Layout::kNumber, .file = kFile, .whole = equal};
+  add(truth<true>, {"any", "any.dim", "any.dims"});
+  add(truth<false>, {"all", "all.dim", "all.dims"});
+  add(whole_dims, {"logsumexp", "max.dim", "min.dim", "argmax", "argmin", "prod.dim_int"},
+      one_piece);
+  add(along<1>, {"_softmax", "_log_softmax", "cumsum", "cumprod", "sort"}, one_piece);
+  table["aten::_local_scalar_dense"] = {.handler = local_scalar, .file = kFile};
+  table["aten::flip"] = {.rule = flip,
+                         .layout = Layout::kAsSum,
+                         .file = kFile,
+                         .whole = "what comes last must come first"};
+  add(along<2>, {"_softmax_backward_data", "_log_softmax_backward_data", "topk", "sort.stable"},
+      one_piece);
+  add(triangle, {"tril", "triu"}, "a triangle is of a whole matrix");
 }
 
 }  // namespace longhaul::dtensor

@@ -7,6 +7,8 @@
 namespace longhaul::dtensor {
 namespace {
 
+constexpr const char* kFile = "longhaul/dtensor/rules/views.cpp";
+
 // Strategies for a view that maps dim d of its input to dim to[d] of each result; -1: a dim that
 // must be whole.
 std::vector<Strategy> mapped(const OpCall& call, const std::vector<int64_t>& to) {
@@ -171,7 +173,11 @@ std::vector<Strategy> select_backward(const OpCall& call, int64_t /*ranks*/) {
 
 void add_view_rules(RuleTable& table) {
   const auto add = [&](const char* name, Rule rule, int size_arg = -1) {
-    table[std::string("aten::") + name] = {.rule = rule, .size_arg = size_arg, .file = __FILE__};
+    table[std::string("aten::") + name] = {
+        .rule = rule,
+        .size_arg = size_arg,
+        .file = kFile,
+        .whole = "its parts would not be parts of the result: the cut dim changes"};
   };
   add("view", reshape, 1);
   add("_unsafe_view", reshape, 1);
