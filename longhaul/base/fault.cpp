@@ -137,13 +137,16 @@ Order visit(std::string_view place) {
   if (!s.active.load(std::memory_order_relaxed)) [[likely]] {
     return {};
   }
-  const std::lock_guard lock(s.mutex);
+  std::unique_lock lock(s.mutex);
   auto found = s.visits.find(place);
   if (found == s.visits.end()) found = s.visits.emplace(place, 0).first;
   const int nth = ++found->second;
   if (s.tracing) s.trace.push_back(fmt::format("{}:{}", place, nth));
   const bool is_here = s.plan && s.plan->on_this_rank && s.plan->place == place;
-  return is_here && s.plan->nth == nth ? fire(*s.plan, nth) : Order();
+  if (!is_here || s.plan->nth != nth) return {};
+  const Plan plan = *s.plan;
+  lock.unlock();  // a thread that hangs must not hold up the others
+  return fire(plan, nth);
 }
 
 void throw_errno(std::string_view place, int code) {
