@@ -44,7 +44,7 @@ fs::path saved_step(const Layout& layout) {
 // Takes the checkpoint up on the ranks of a layout and saves it again; where that is.
 fs::path resave(const fs::path& step_folder, const Layout& layout, const LayoutJob& job) {
   const JobConfig config = job.config(layout, "resaved", until(3));
-  const auto resolved = train::resolve_model(config);
+  const auto resolved = resolve_model(config);
   const fs::path folder = job.folder() / "resaved" / layout.name();
   test::run_ranks(layout.ranks(), [&](dtensor::World& world) {
     const auto dims = parallel::ParallelDims::make(config, world);
