@@ -1,6 +1,7 @@
 // Times saving and loading a state of a given size against writing and reading the same bytes in
 // the same number of files, in turns, and prints one JSON line each: name, GB/s of ours and of the
-// plain way (medians). bench/checkpoint.py calls it:
+// plain way (medians). Both sides write new files; older ones are gone before the clock starts.
+// bench/checkpoint.py calls it:
 //   bench_checkpoint FOLDER ROUNDS MEGABYTES
 #include "longhaul/checkpoint/checkpoint.h"
 
@@ -54,20 +55,35 @@ int64_t bytes_of(const checkpoint::Snapshot& state) {
   return bytes;
 }
 
-// The same bytes, file by file as the checkpoint has them, without names, checksums or order.
+void write_all(int fd, const at::Tensor& contents) {
+  const auto* next = static_cast<const char*>(contents.const_data_ptr());
+  for (size_t left = contents.nbytes(); left > 0;) {
+    const ssize_t done = ::write(fd, next, left);
+    LONGHAUL_CHECK(done > 0, "cannot write");
+    next += done;
+    left -= static_cast<size_t>(done);
+  }
+}
+
+// The same bytes, file by file as the checkpoint has them, without names, checksums or order: write
+// and fsync.
 void write_plainly(const fs::path& folder, const checkpoint::Manifest& manifest,
                    const checkpoint::Snapshot& state) {
   fs::create_directories(folder);
   for (const auto& [file, entry] : manifest.files) {
-    FileWriter writer(folder / file);
+    const FileDescriptor fd = open_file(folder / file, O_WRONLY | O_CREAT | O_TRUNC, "create");
     for (const auto& [name, tensor] : manifest.tensors) {
-      if (tensor.extent.file != file) continue;
-      const at::Tensor& contents = state.tensors.at(name);
-      writer.write(contents.const_data_ptr(), contents.nbytes());
+      if (tensor.extent.file == file) write_all(fd.get(), state.tensors.at(name));
     }
-    writer.finish();
+    LONGHAUL_CHECK(::fsync(fd.get()) == 0, "cannot sync");
   }
   sync_folder(folder);
+}
+
+// Its blocks are free again before anything else is measured.
+void erase(const fs::path& folder) {
+  fs::remove_all(folder);
+  sync_folder(folder.parent_path());
 }
 
 // Into tensors' memory, as load() leaves them.
@@ -107,14 +123,18 @@ void print(const std::string& name, int64_t bytes, const std::vector<double>& ou
 }
 
 void run(const fs::path& folder, int rounds, int64_t megabytes) {
-  const checkpoint::Snapshot state = make_state(megabytes);
+  checkpoint::Snapshot state = make_state(megabytes);
   const int64_t bytes = bytes_of(state);
-  const fs::path step = checkpoint::save(folder, state), plain = folder / "plain";
+  const fs::path plain = folder / "plain";
+  fs::path step = checkpoint::save(folder, state);
   const auto manifest = checkpoint::read_manifest(step);
-  std::vector<double> saved, written, loaded, read, staged, copied;
+  std::vector<double> saved, written, loaded, read, staged;
   checkpoint::StagedSnapshot copy = checkpoint::stage(state);
   for (int i = 0; i < rounds; ++i) {
-    saved.push_back(seconds([&] { checkpoint::save(folder, state); }));
+    erase(step);
+    ++state.step;
+    saved.push_back(seconds([&] { step = checkpoint::save(folder, state); }));
+    erase(plain);
     written.push_back(seconds([&] { write_plainly(plain, manifest, state); }));
     forget(step);
     loaded.push_back(seconds([&] { checkpoint::load(step); }));

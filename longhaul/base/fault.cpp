@@ -145,7 +145,7 @@ Order visit(std::string_view place) {
   const bool is_here = s.plan && s.plan->on_this_rank && s.plan->place == place;
   if (!is_here || s.plan->nth != nth) return {};
   const Plan plan = *s.plan;
-  lock.unlock();  // a thread that hangs must not take others along
+  lock.unlock();  // a thread that hangs must not hold up the others
   return fire(plan, nth);
 }
 

@@ -16,8 +16,8 @@
 namespace longhaul {
 namespace {
 
-// Linux writes at most 2 GiB a call.
-constexpr size_t kMaxWrite = size_t{1} << 30;
+// The disk is told to begin when so many bytes wait for it; more are not written in one call.
+constexpr int64_t kWriteback = int64_t{8} << 20;
 
 fs::path folder_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
@@ -100,6 +100,22 @@ std::string read_file(const fs::path& path) {
   return bytes;
 }
 
+FileReader::FileReader(fs::path path)
+    : path_(std::move(path)), fd_(open_file(path_, O_RDONLY, "read")) {
+  ::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
+}
+
+void FileReader::read(int64_t offset, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const ssize_t got = ::pread(fd_.get(), out.data(), out.size(), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_file("read", path_, errno);
+    if (got == 0) fail_user("'{}' is truncated: it ends at byte {}", path_.string(), offset);
+    offset += got;
+    out = out.subspan(static_cast<size_t>(got));
+  }
+}
+
 void create_folders(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
@@ -131,7 +147,10 @@ FileWriter::FileWriter(fs::path path)
     : path_(std::move(path)), fd_(open_file(path_, O_WRONLY | O_CREAT | O_TRUNC, "create")) {}
 
 FileWriter::FileWriter(FileWriter&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::move(other.fd_)), size_(other.size_) {}
+    : path_(std::move(other.path_)),
+      fd_(std::move(other.fd_)),
+      size_(other.size_),
+      handed_over_(other.handed_over_) {}
 
 FileWriter::~FileWriter() {
   if (fd_.valid()) ::unlink(path_.c_str());
@@ -147,7 +166,7 @@ void FileWriter::write(const void* data, size_t bytes) {
     damaged[bytes / 2] ^= 1;
     data = damaged.data();
   }
-  size_t at_most = order.short_write ? ceil_div(bytes, 2) : kMaxWrite;
+  size_t at_most = order.short_write ? ceil_div(bytes, 2) : kWriteback;
   const char* next = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t done = ::write(fd_.get(), next, std::min(bytes, at_most));
@@ -156,8 +175,17 @@ void FileWriter::write(const void* data, size_t bytes) {
     next += done;
     bytes -= static_cast<size_t>(done);
     size_ += done;
-    at_most = kMaxWrite;
+    at_most = kWriteback;
+    start_writeback();
   }
+}
+
+// Only a hint: what the system does not do is left to finish().
+void FileWriter::start_writeback() {
+  const int64_t waiting = size_ - handed_over_;
+  if (waiting < kWriteback) return;
+  ::sync_file_range(fd_.get(), handed_over_, waiting, SYNC_FILE_RANGE_WRITE);
+  handed_over_ = size_;
 }
 
 void FileWriter::finish() {

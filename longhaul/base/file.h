@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -55,6 +56,20 @@ FileDescriptor open_file(const fs::path& path, int flags, std::string_view verb)
 // The whole file.
 std::string read_file(const fs::path& path);
 
+// Reads parts of a file, each from its place; meant for going through it in order. Threads may
+// share one.
+class FileReader {
+ public:
+  explicit FileReader(fs::path path);
+
+  // Fills `out` from byte `offset` on. UserError if the file ends before.
+  void read(int64_t offset, std::span<std::byte> out) const;
+
+ private:
+  fs::path path_;
+  FileDescriptor fd_;
+};
+
 // The folder and those above it, where they are not there yet.
 void create_folders(const fs::path& folder);
 
@@ -67,8 +82,9 @@ void rename_durably(const fs::path& from, const fs::path& to);
 // Replaces the file at `path` by `bytes`, or leaves it as it was and throws.
 void write_atomic(const fs::path& path, std::string_view bytes);
 
-// Writes a new file from start to end. A writer that is destroyed before finish() removes its file.
-// Fault points: file.write, file.sync.
+// Writes a new file from start to end. The disk gets to work while more is written, so that
+// finish() has little left to wait for. A writer that is destroyed before finish() removes its
+// file. Fault points: file.write, file.sync.
 class FileWriter {
  public:
   // Creates the file, or empties it.
@@ -86,9 +102,12 @@ class FileWriter {
   int64_t size() const { return size_; }
 
  private:
+  void start_writeback();
+
   fs::path path_;
   FileDescriptor fd_;
   int64_t size_ = 0;
+  int64_t handed_over_ = 0;  // bytes that the disk was told to write
 };
 
 // A FileWriter beside `path` that takes the name at commit(). Fault point: file.rename.

@@ -12,6 +12,9 @@ struct XXH3_state_s;
 
 namespace longhaul {
 
+// Bytes that are still in the cache after they were hashed, or read to be hashed.
+inline constexpr size_t kHashPiece = size_t{1} << 20;
+
 // Takes bytes piece by piece; the pieces' borders do not matter.
 class Hasher {
  public:

@@ -271,18 +271,26 @@ Writer::Writer(const fs::path& path, std::vector<TensorInfo> tensors, const Meta
                  "{}: the header would have {} bytes; use more files", path.string(), head.size());
   data_start_ = static_cast<int64_t>(head.size());
   file_.write(head);
-  hash_.update(head.data(), head.size());
+  header_hash_ = hash_hex(head);
 }
 
-void Writer::write(const std::string& name, const void* data, size_t bytes) {
+std::string Writer::write(const std::string& name, const void* data, size_t bytes) {
   LONGHAUL_CHECK(next_ < tensors_.size() && tensors_[next_].name == name,
                  "{}: it is not the turn of tensor '{}'", file_.path().string(), name);
   const int64_t expected = tensors_[next_].bytes();
   LONGHAUL_CHECK(expected == static_cast<int64_t>(bytes), "{}: tensor '{}' takes {} bytes, got {}",
                  file_.path().string(), name, expected, bytes);
-  if (bytes > 0) file_.write(data, bytes);
-  hash_.update(data, bytes);
   ++next_;
+  Hasher hash;
+  const auto* next = static_cast<const std::byte*>(data);
+  for (size_t left = bytes; left > 0;) {
+    const size_t piece = std::min(left, kHashPiece);
+    hash.update(next, piece);
+    file_.write(next, piece);
+    next += piece;
+    left -= piece;
+  }
+  return hash.hex();
 }
 
 void Writer::finish() {

@@ -99,18 +99,18 @@ class Writer {
   // Where the data section begins in the file.
   int64_t data_start() const { return data_start_; }
 
-  // All bytes of the next tensor; `name` must be its name.
-  void write(const std::string& name, const void* data, size_t bytes);
+  // All bytes of the next tensor; `name` must be its name. Returns their XXH3-128.
+  std::string write(const std::string& name, const void* data, size_t bytes);
   // Checks that all are there, syncs, closes. Without it the file is removed again.
   void finish();
 
   int64_t file_bytes() const { return file_.size(); }
-  // XXH3-128 of what was written so far.
-  std::string file_hash() const { return hash_.hex(); }
+  // XXH3-128 of what is before the data section.
+  const std::string& header_hash() const { return header_hash_; }
 
  private:
   FileWriter file_;
-  Hasher hash_;
+  std::string header_hash_;
   std::vector<TensorInfo> tensors_;
   size_t next_ = 0;
   int64_t data_start_ = 0;

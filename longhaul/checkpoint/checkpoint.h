@@ -28,8 +28,8 @@ struct Snapshot {
   bool model_only = false;
   TensorMap tensors;
   // Where it is set, `tensors` has only shapes, on the Meta device, and this has their contents: it
-  // is asked once for each, in the order in which they are written, by all ranks that save together
-  // (so it may be a collective).
+  // is asked once for each, in the same order by all ranks that save together (so it may be a
+  // collective).
   std::function<at::Tensor(const std::string& name)> fetch;
   // What else the run needs: schedule, RNG, data position, the job file. A JSON object; text in it
   // must be UTF-8, and NaN does not survive.
@@ -44,13 +44,16 @@ struct SaveOptions {
   const dtensor::Communicator* ranks = nullptr;
   // stage() only: into memory that a CUDA device copies to without the host.
   bool pin_memory = false;
+  // Told how many bytes of all tensors are on their way; on the thread that saves.
+  std::function<void(int64_t bytes)> progress = {};
 };
 
 // Writes `<folder>/step-<N>` and returns its path; a step-N that is already there is replaced in
-// one move (where the file system cannot exchange two folders, in two). Takes extra memory of one
-// tensor. On an error (UserError: disk, permissions) nothing new is under the final name and every
-// other checkpoint is untouched; where ranks save together, all throw and name the rank. Refuses to
-// put a model-only checkpoint in the place of a full one. Removes what saves that died have left.
+// one move (where the file system cannot exchange two folders, in two). Where tensors are fetched
+// it takes the memory of one, on ranks of two: one is written while the next is put together. On an
+// error (UserError: disk, permissions) nothing new is under the final name and every other
+// checkpoint is untouched; where ranks save together, all throw and name the rank. Refuses to put a
+// model-only checkpoint in the place of a full one. Removes what saves that died have left.
 // Fault points: checkpoint.begin, .tensor, .shard, .manifest, .rename, .renamed, .done.
 fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options = {});
 
@@ -78,9 +81,11 @@ Snapshot load(const fs::path& step_folder, bool verify = true);
 // checksums hold; nothing if there is none. Each one passed over is logged with the reason. Another
 // load_step must be usable: UserError that says why it is not. load(path, false) suffices after it.
 // Without `verify` checksums are left out: only the manifest and the presence, sizes and headers of
-// the files count.
+// the files count. Collective over `ranks`, if given: the first looks, each reads a share of the
+// bytes, and all get the same answer.
 std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step = -1,
-                                       bool verify = true);
+                                       bool verify = true,
+                                       const dtensor::Communicator* ranks = nullptr);
 
 // The step folder to read weights from: as above with load_step -1, but a model-only one will do.
 std::optional<fs::path> find_weights(const fs::path& folder);

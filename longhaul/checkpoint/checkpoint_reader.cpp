@@ -1,11 +1,13 @@
 #include "longhaul/checkpoint/checkpoint_reader.h"
 
+#include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "longhaul/base/hash.h"
 #include "longhaul/base/parallel.h"
 #include "longhaul/base/text.h"
-#include "longhaul/checkpoint/tensor_file.h"
+#include "longhaul/dtensor/exchange.h"
 
 namespace longhaul::checkpoint {
 namespace {
@@ -48,8 +50,17 @@ safetensors::Reader open_file(const fs::path& path, const Manifest& manifest) {
   const std::string problem = size_problem(path, manifest.files.at(path.filename()).bytes);
   if (!problem.empty()) throw UserError(problem);
   safetensors::Reader reader(path);
+  size_t vouched_for = 0;
   for (const auto& [name, entry] : manifest.tensors) {
-    if (entry.extent.file == path.filename()) check_header(reader, name, entry);
+    if (entry.extent.file != path.filename()) continue;
+    check_header(reader, name, entry);
+    ++vouched_for;
+  }
+  // Else a byte could be covered by no checksum.
+  const FileEntry& file = manifest.files.at(path.filename());
+  if (vouched_for != reader.header().tensors.size() ||
+      file.header_bytes < reader.header().data_start) {
+    fail_user("'{}' holds what the manifest does not name; {}", path.string(), kRemedy);
   }
   return reader;
 }
@@ -67,26 +78,61 @@ OpenFiles open_files(const fs::path& folder, const Manifest& manifest, Problems&
   return files;
 }
 
+// Bytes begin .. end - 1 of a file, and what they should be.
 struct Checksummed {
   std::string file;
-  std::string tensor;  // empty: the whole file
-  std::span<const std::byte> bytes;
+  std::string tensor;  // empty: the file's own checksum
+  int64_t begin = 0, end = 0;
   std::string expected;
+  std::byte* to = nullptr;  // where they are kept, if anywhere
   bool matches = false;
 };
 
 std::vector<Checksummed> list_checksums(const Manifest& manifest, const OpenFiles& files) {
   std::vector<Checksummed> list;
   for (const auto& [name, reader] : files) {
-    list.push_back({name, "", reader.file(), manifest.files.at(name).checksum});
+    const FileEntry& entry = manifest.files.at(name);
+    list.push_back({name, "", 0, entry.header_bytes, entry.checksum});
   }
   for (const auto& [name, entry] : manifest.tensors) {
-    const auto file = files.find(entry.extent.file);
-    if (file == files.end()) continue;
-    const auto bytes = file->second.bytes(file->second.info(name));
-    list.push_back({file->first, name, bytes, entry.checksum});
+    const auto& [file, begin, end] = entry.extent;
+    if (files.contains(file)) list.push_back({file, name, begin, end, entry.checksum});
   }
+  // As they lie on the disk.
+  std::sort(list.begin(), list.end(), [](const Checksummed& a, const Checksummed& b) {
+    return std::tie(a.file, a.begin, a.tensor) < std::tie(b.file, b.begin, b.tensor);
+  });
   return list;
+}
+
+// A run of the list with an equal part of the bytes.
+std::vector<Checksummed> share_of(const std::vector<Checksummed>& list, const Share& share) {
+  int64_t total = 0, before = 0;
+  for (const auto& item : list) total += item.end - item.begin;
+  std::vector<Checksummed> own;
+  for (const auto& item : list) {
+    const double place =
+        static_cast<double>(before) / static_cast<double>(std::max<int64_t>(total, 1));
+    const int reader = std::min(static_cast<int>(place * share.ranks), share.ranks - 1);
+    if (reader == share.rank) own.push_back(item);
+    before += item.end - item.begin;
+  }
+  return own;
+}
+
+// Each piece is hashed while it is in the cache.
+void compare(Checksummed& item, const fs::path& folder) {
+  const FileReader file(folder / item.file);
+  std::vector<std::byte> buffer(item.to == nullptr ? kHashPiece : 0);
+  Hasher hash;
+  for (int64_t place = item.begin; place < item.end;) {
+    const auto bytes = std::min(narrow<int64_t>(kHashPiece), item.end - place);
+    std::byte* to = item.to == nullptr ? buffer.data() : item.to + (place - item.begin);
+    file.read(place, {to, static_cast<size_t>(bytes)});
+    hash.update(to, static_cast<size_t>(bytes));
+    place += bytes;
+  }
+  item.matches = hash.hex() == item.expected;
 }
 
 // A file's own checksum is reported only if no tensor in it explains the damage.
@@ -107,11 +153,8 @@ Problems describe_mismatches(const fs::path& folder, const std::vector<Checksumm
   return problems;
 }
 
-Problems find_mismatches(const fs::path& folder, const Manifest& manifest, const OpenFiles& files) {
-  std::vector<Checksummed> list = list_checksums(manifest, files);
-  parallel_tasks(list.size(), [&](size_t i) {
-    list[i].matches = hash_hex(list[i].bytes.data(), list[i].bytes.size()) == list[i].expected;
-  });
+Problems find_mismatches(const fs::path& folder, std::vector<Checksummed> list) {
+  parallel_tasks(list.size(), [&](size_t i) { compare(list[i], folder); });
   return describe_mismatches(folder, list);
 }
 
@@ -151,11 +194,39 @@ const safetensors::TensorInfo& CheckpointReader::info(const std::string& name) c
 
 at::Tensor CheckpointReader::load(const std::string& name) const {
   const auto& file = files_.at(entry(name).extent.file);
-  const auto& info = file.info(name);
-  return to_tensor(info, file.bytes(info));
+  return read_tensor(file, file.info(name));
 }
 
-void CheckpointReader::verify() const { throw_if_any(find_mismatches(path_, manifest_, files_)); }
+at::Tensor CheckpointReader::load_rows(const std::string& name, int64_t first,
+                                       int64_t count) const {
+  const auto& file = files_.at(entry(name).extent.file);
+  return read_rows(file, file.info(name), first, count);
+}
+
+void CheckpointReader::verify(const Share& share) const {
+  throw_if_any(find_mismatches(path_, share_of(list_checksums(manifest_, files_), share)));
+}
+
+TensorMap CheckpointReader::load_verified() const {
+  TensorMap tensors;
+  auto list = list_checksums(manifest_, files_);
+  for (auto& item : list) {
+    if (item.tensor.empty()) continue;
+    at::Tensor& tensor = tensors[item.tensor] = empty_tensor(info(item.tensor));
+    item.to = bytes_of(tensor).data();
+  }
+  throw_if_any(find_mismatches(path_, std::move(list)));
+  return tensors;
+}
+
+void verify_together(const fs::path& step_folder, const dtensor::Communicator* ranks) {
+  dtensor::together(ranks, [&] {
+    const Share share =
+        ranks == nullptr ? Share() : Share{.rank = ranks->rank(), .ranks = ranks->size()};
+    CheckpointReader(step_folder).verify(share);
+    return std::string();
+  });
+}
 
 Problems find_missing(const fs::path& step_folder, const Manifest& manifest) {
   Problems problems;
@@ -175,7 +246,7 @@ Problems find_damage(const fs::path& step_folder) {
   }
   Problems problems;
   const OpenFiles files = open_files(step_folder, manifest, problems);
-  const Problems mismatches = find_mismatches(step_folder, manifest, files);
+  const Problems mismatches = find_mismatches(step_folder, list_checksums(manifest, files));
   problems.insert(problems.end(), mismatches.begin(), mismatches.end());
   return problems;
 }

@@ -3,11 +3,18 @@
 #pragma once
 
 #include "longhaul/checkpoint/manifest.h"
+#include "longhaul/checkpoint/tensor_file.h"
 #include "longhaul/checkpoint/tensor_source.h"
+#include "longhaul/dtensor/communicator.h"
 
 namespace longhaul::checkpoint {
 
 using OpenFiles = std::map<std::string, safetensors::Reader>;
+
+// The part of a folder's bytes that one of several readers compares with their checksums.
+struct Share {
+  int rank = 0, ranks = 1;
+};
 
 class CheckpointReader : public TensorSource {
  public:
@@ -19,12 +26,15 @@ class CheckpointReader : public TensorSource {
   std::vector<std::string> names() const override;
   const safetensors::TensorInfo& info(const std::string& name) const override;
   at::Tensor load(const std::string& name) const override;
+  at::Tensor load_rows(const std::string& name, int64_t first, int64_t count) const override;
   // The manifest's; nothing is read.
   std::string checksum(const std::string& name) const override { return entry(name).checksum; }
 
   const Manifest& manifest() const { return manifest_; }
   // Reads every byte. UserError with the first thing that does not match its checksum.
-  void verify() const;
+  void verify(const Share& share = {}) const;
+  // All tensors, compared with their checksums as they are read. UserError as verify()'s.
+  TensorMap load_verified() const;
 
  private:
   const TensorEntry& entry(const std::string& name) const;
@@ -33,6 +43,10 @@ class CheckpointReader : public TensorSource {
   Manifest manifest_;
   OpenFiles files_;
 };
+
+// Opens and verifies a folder, each rank a share of its bytes. Collective over `ranks` (null: this
+// one alone): what is wrong on one, all throw as UserError.
+void verify_together(const fs::path& step_folder, const dtensor::Communicator* ranks);
 
 // What is wrong with the presence and sizes of the files, without opening them; empty: nothing.
 std::vector<std::string> find_missing(const fs::path& step_folder, const Manifest& manifest);

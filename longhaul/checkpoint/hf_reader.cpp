@@ -90,11 +90,14 @@ const safetensors::TensorInfo& HfReader::info(const std::string& name) const {
   return file_of(name).info(name);
 }
 
-at::Tensor HfReader::load(const std::string& name, std::optional<at::ScalarType> dtype) const {
+at::Tensor HfReader::load(const std::string& name) const {
   const auto& file = file_of(name);
-  const auto& info = file.info(name);
-  const at::Tensor tensor = to_tensor(info, file.bytes(info));
-  return dtype ? tensor.to(*dtype) : tensor;
+  return read_tensor(file, file.info(name));
+}
+
+at::Tensor HfReader::load_rows(const std::string& name, int64_t first, int64_t count) const {
+  const auto& file = file_of(name);
+  return read_rows(file, file.info(name), first, count);
 }
 
 std::string HfReader::checksum(const std::string& name) const {

@@ -19,9 +19,8 @@ class HfReader : public TensorSource {
   std::vector<std::string> names() const override;
   bool contains(const std::string& name) const { return place_.contains(name); }
   const safetensors::TensorInfo& info(const std::string& name) const override;
-  at::Tensor load(const std::string& name) const override { return load(name, std::nullopt); }
-  // Converted to `dtype`, if given.
-  at::Tensor load(const std::string& name, std::optional<at::ScalarType> dtype) const;
+  at::Tensor load(const std::string& name) const override;
+  at::Tensor load_rows(const std::string& name, int64_t first, int64_t count) const override;
   std::string checksum(const std::string& name) const override;
 
   const std::vector<safetensors::Reader>& files() const { return files_; }

@@ -47,13 +47,16 @@ void check_quantization_config(const fs::path& folder) {
 
 }  // namespace
 
-at::Tensor dequantize(const at::Tensor& weight_RC, const at::Tensor& scales) {
+at::Tensor dequantize(const at::Tensor& weight_RC, const at::Tensor& scales, int64_t first_row) {
   const at::NoGradGuard no_grad;
   at::Tensor result = weight_RC.to(at::kFloat);
   const int64_t R = result.size(0), C = result.size(1);
-  for (int64_t row = 0; row < R; row += kQuantizationBlock) {
-    const auto scale_C = scales[row / kQuantizationBlock].repeat_interleave(kQuantizationBlock);
-    result.narrow(0, row, std::min(kQuantizationBlock, R - row)).mul_(scale_C.narrow(0, 0, C));
+  for (int64_t row = 0; row < R;) {
+    const int64_t block = (first_row + row) / kQuantizationBlock;
+    const int64_t end = std::min((block + 1) * kQuantizationBlock - first_row, R);
+    const auto scale_C = scales[block].repeat_interleave(kQuantizationBlock);
+    result.narrow(0, row, end - row).mul_(scale_C.narrow(0, 0, C));
+    row = end;
   }
   return result;
 }
@@ -116,11 +119,20 @@ std::string HfWeights::problem(const std::string& name) const {
 }
 
 at::Tensor HfWeights::load(const std::string& name) const {
-  if (!quantized_.contains(name)) return reader_.load(name);
+  const auto& sizes = shape(name);
+  return sizes.empty() ? reader_.load(name) : load_rows(name, 0, sizes[0]);
+}
+
+at::Tensor HfWeights::load_rows(const std::string& name, int64_t first, int64_t count) const {
   if (const std::string what = problem(name); !what.empty()) {
     fail_user("{}: {}; fetch it again", path().string(), what);
   }
-  return dequantize(reader_.load(name), reader_.load(name + kScaleSuffix));
+  const at::Tensor rows = reader_.load_rows(name, first, count);
+  if (!quantized_.contains(name)) return rows;
+  const int64_t block = first / kQuantizationBlock;
+  const at::Tensor scales =
+      reader_.load_rows(name + kScaleSuffix, block, blocks(first + count) - block);
+  return dequantize(rows, scales, first - block * kQuantizationBlock);
 }
 
 bool HfWeights::equal(const std::string& a, const std::string& b) const {

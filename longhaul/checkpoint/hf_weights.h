@@ -16,8 +16,9 @@ namespace longhaul::checkpoint {
 // Rows and columns of a block that shares a scale.
 inline constexpr int64_t kQuantizationBlock = 128;
 
-// F8_E4M3 [R, C] times its scales, in fp32. The last blocks may be ragged.
-at::Tensor dequantize(const at::Tensor& weight_RC, const at::Tensor& scales);
+// F8_E4M3 [R, C] times its scales, in fp32. The last blocks may be ragged. `first_row` is the place
+// of the first row in its block, where the rows are part of more.
+at::Tensor dequantize(const at::Tensor& weight_RC, const at::Tensor& scales, int64_t first_row = 0);
 
 class HfWeights {
  public:
@@ -36,6 +37,8 @@ class HfWeights {
   std::string problem(const std::string& name) const;
   // A new tensor. Takes the memory of its values.
   at::Tensor load(const std::string& name) const;
+  // Rows first .. first + count - 1 (dim 0) of what load() returns; no others are read.
+  at::Tensor load_rows(const std::string& name, int64_t first, int64_t count) const;
   // Whether two tensors hold the same values. Without memory for them if their types are equal.
   bool equal(const std::string& a, const std::string& b) const;
 

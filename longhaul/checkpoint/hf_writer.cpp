@@ -1,185 +1,136 @@
 #include "longhaul/checkpoint/hf_writer.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "longhaul/base/fault.h"
-#include "longhaul/base/log.h"
+#include "longhaul/checkpoint/save_plan.h"
+#include "longhaul/checkpoint/shard_writer.h"
 #include "longhaul/checkpoint/step_folder.h"
 #include "longhaul/dtensor/exchange.h"
 
 namespace longhaul::checkpoint {
 namespace {
 
-using dtensor::Communicator;
+using safetensors::TensorInfo;
 
-// The hidden folder that becomes `folder`, locked while this object lives, so that nobody takes it
-// for one that a process has left. Removed with the object.
-class NewFolder {
- public:
-  NewFolder(fs::path folder, bool replace);
-  NewFolder(const NewFolder&) = delete;
-  ~NewFolder() { remove_logged(path_); }
-
-  const fs::path& path() const { return path_; }
-  void publish();
-
- private:
-  void remove_stale() const;
-  void refuse_to_overwrite() const;
-
-  const fs::path folder_, path_;
-  const bool replace_;
-  FileDescriptor lock_;
-};
-
-NewFolder::NewFolder(fs::path folder, bool replace)
-    : folder_(std::move(folder)), path_(temporary_name(folder_)), replace_(replace) {
-  refuse_to_overwrite();
-  if (folder_.has_parent_path()) create_folders(folder_.parent_path());
-  remove_stale();
-  std::error_code error;
-  if (!fs::create_directory(path_, error)) {
-    fail_file("create the folder", path_, error ? error.value() : EEXIST);
-  }
-  lock_ = open_file(path_, O_RDONLY | O_DIRECTORY, "open the folder");
-  ::flock(lock_.get(), LOCK_EX | LOCK_NB);
-}
-
-void NewFolder::refuse_to_overwrite() const {
-  std::error_code ignored;
-  if (replace_ || !fs::exists(fs::symlink_status(folder_, ignored))) return;
-  fail_user("'{}' is there already; move it away or name another folder", folder_.string());
-}
-
-// A lock dies with its process; where folders cannot be locked, nothing is removed.
-void NewFolder::remove_stale() const {
-  const std::string own = path_.filename().string();
-  const std::string prefix = own.substr(0, own.rfind('-') + 1);  // ".<name>.tmp-"
-  const fs::path parent = folder_.has_parent_path() ? folder_.parent_path() : ".";
-  std::vector<fs::path> found;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(parent, error)) {
-    if (entry.path().filename().string().starts_with(prefix)) found.push_back(entry.path());
-  }
-  for (const auto& path : found) {
-    const FileDescriptor owner(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!owner.valid() || ::flock(owner.get(), LOCK_EX | LOCK_NB) != 0) continue;
-    log::info("removing '{}', which an interrupted export has left", path.string());
-    remove_logged(path);
-  }
-}
-
-void NewFolder::publish() {
-  sync_folder(path_);
-  fault::at("hf_folder.rename");
-  refuse_to_overwrite();
-  take_name(path_, folder_);
-  sync_folder(folder_.has_parent_path() ? folder_.parent_path() : ".");
-}
-
-// Runs an action on the first rank; what it throws there, all ranks throw. Collective.
-void on_first_rank(const Communicator* ranks, const std::function<void()>& action) {
-  dtensor::together(ranks, [&] {
-    if (ranks == nullptr || ranks->rank() == 0) action();
-    return std::string();
-  });
-}
-
+// A tensor's item, and which of its tensors it is.
 struct Place {
   const HfItem* item;
   size_t tensor;
-  const safetensors::TensorInfo& info() const { return item->tensors[tensor]; }
-  int64_t bytes() const {
-    return safetensors::tensor_bytes(info().dtype, info().shape, info().name);
-  }
 };
-using Shard = std::vector<Place>;
+
+std::vector<TensorInfo> tensors_of(const HfFolder& contents) {
+  std::vector<TensorInfo> tensors;
+  for (const HfItem& item : contents.items) {
+    tensors.insert(tensors.end(), item.tensors.begin(), item.tensors.end());
+  }
+  return tensors;
+}
+
+std::map<std::string, Place> places_of(const HfFolder& contents) {
+  std::map<std::string, Place> places;
+  for (const HfItem& item : contents.items) {
+    for (size_t i = 0; i < item.tensors.size(); ++i) places[item.tensors[i].name] = {&item, i};
+  }
+  return places;
+}
 
 // The same on all ranks. Within a file larger elements come first, so that each tensor is aligned.
-std::vector<Shard> plan(const HfFolder& contents, int64_t max_shard_bytes) {
-  std::vector<Shard> shards;
-  int64_t shard_bytes = 0;
-  for (const HfItem& item : contents.items) {
-    for (size_t i = 0; i < item.tensors.size(); ++i) {
-      const Place place{&item, i};
-      if (shards.empty() || (shard_bytes > 0 && shard_bytes + place.bytes() > max_shard_bytes)) {
-        shards.emplace_back();
-        shard_bytes = 0;
-      }
-      shards.back().push_back(place);
-      shard_bytes += place.bytes();
-    }
-  }
-  for (Shard& shard : shards) {
-    std::stable_sort(shard.begin(), shard.end(), [](const Place& a, const Place& b) {
-      return safetensors::dtype_bytes(a.info().dtype) > safetensors::dtype_bytes(b.info().dtype);
-    });
+std::vector<Shard> plan(const HfFolder& contents, const HfWriteOptions& options) {
+  auto shards = cut_into_shards(tensors_of(contents), options.max_shard_bytes);
+  const size_t ranks = options.ranks == nullptr ? 1 : static_cast<size_t>(options.ranks->size());
+  for (size_t i = 0; i < shards.size(); ++i) {
+    shards[i].file = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    shards[i].writer = static_cast<int>(i % ranks);
+    std::stable_sort(shards[i].tensors.begin(), shards[i].tensors.end(),
+                     [](const TensorInfo& a, const TensorInfo& b) {
+                       return safetensors::dtype_bytes(a.dtype) > safetensors::dtype_bytes(b.dtype);
+                     });
   }
   return shards;
 }
 
+// Steps in which all ranks go along, each of which fails on all of them or on none.
 class Write {
  public:
-  Write(const HfFolder& contents, const HfWriteOptions& options)
-      : contents_(contents),
+  Write(const fs::path& folder, const HfFolder& contents, const HfWriteOptions& options)
+      : folder_(folder),
+        contents_(contents),
         options_(options),
-        writes_(options.ranks == nullptr || options.ranks->rank() == 0),
-        shards_(plan(contents, options.max_shard_bytes)) {}
+        is_first_(options.ranks == nullptr || options.ranks->rank() == 0),
+        shards_(plan(contents, options)),
+        places_(places_of(contents)) {}
 
-  void run(const fs::path& folder);
+  void run();
 
  private:
-  std::string file_name(size_t shard) const {
-    return fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, shards_.size());
-  }
-  template <typename Action>
-  void attempt(const Action& action);
-  at::Tensor fetch(const Place& place);
-  void write_shard(size_t index);
+  std::string prepare();
+  void refuse_to_overwrite() const;
+  void write_shards(const fs::path& place);
+  at::Tensor fetch(const TensorInfo& info);
+  void publish();
   void write_index() const;
   void write_text(const std::string& name, const std::string& text) const;
+  std::vector<std::string> together(const std::function<std::string()>& step) const {
+    return dtensor::together(options_.ranks, step);
+  }
 
+  const fs::path& folder_;
   const HfFolder& contents_;
   const HfWriteOptions& options_;
-  const bool writes_;
+  const bool is_first_;
   const std::vector<Shard> shards_;
-  std::optional<NewFolder> new_folder_;  // of the rank that writes
+  const std::map<std::string, Place> places_;
+  std::optional<TemporaryFolder> temporary_;  // of the first rank
   const HfItem* fetched_item_ = nullptr;
   std::vector<at::Tensor> fetched_;
-  std::exception_ptr failure_;
-  int64_t done_bytes_ = 0;
 };
 
-void Write::run(const fs::path& folder) {
-  on_first_rank(options_.ranks, [&] { new_folder_.emplace(folder, options_.replace); });
-  for (size_t i = 0; i < shards_.size(); ++i) write_shard(i);
-  on_first_rank(options_.ranks, [&] {
-    if (failure_) std::rethrow_exception(failure_);
-    for (const auto& [name, text] : contents_.texts()) write_text(name, text);
-    write_index();
-    new_folder_->publish();
+void Write::run() {
+  const fs::path place = together([&] { return is_first_ ? prepare() : ""; })[0];
+  together([&] {
+    write_shards(place);
+    return "";
+  });
+  together([&] {
+    if (is_first_) publish();
+    return "";
   });
 }
 
-// The first error is kept where other ranks' contents need this rank's part in them.
-template <typename Action>
-void Write::attempt(const Action& action) {
-  if (!writes_ || failure_) return;
-  try {
-    action();
-  } catch (const std::exception&) {
-    if (options_.ranks == nullptr) throw;
-    failure_ = std::current_exception();
-  }
+void Write::refuse_to_overwrite() const {
+  std::error_code ignored;
+  if (options_.replace || !fs::exists(fs::symlink_status(folder_, ignored))) return;
+  fail_user("'{}' is there already; move it away or name another folder", folder_.string());
 }
 
-at::Tensor Write::fetch(const Place& place) {
+// Returns the path of the folder that all write to.
+std::string Write::prepare() {
+  refuse_to_overwrite();
+  const fs::path parent = folder_.has_parent_path() ? folder_.parent_path() : ".";
+  remove_stale(parent, [&](const std::string& name) { return name == folder_.filename(); });
+  temporary_.emplace(folder_);
+  return temporary_->path().string();
+}
+
+void Write::write_shards(const fs::path& place) {
+  const Contents contents{
+      .of = [&](const TensorInfo& info) { return fetch(info); },
+      .fetched = true,
+      .source = [&](const TensorInfo& info) { return places_.at(info.name).item; }};
+  checkpoint::write_shards(shards_, contents,
+                           {.folder = place,
+                            // transformers refuses a file without this.
+                            .metadata = {{"format", "pt"}},
+                            .fault_place = "hf_folder",
+                            .ranks = options_.ranks,
+                            .progress = options_.progress});
+}
+
+at::Tensor Write::fetch(const TensorInfo& info) {
+  const Place& place = places_.at(info.name);
   if (place.item != fetched_item_) {
     fetched_.clear();
     fetched_ = contents_.fetch(*place.item);
@@ -190,44 +141,28 @@ at::Tensor Write::fetch(const Place& place) {
   return fetched_[place.tensor];
 }
 
-void Write::write_shard(size_t index) {
-  std::optional<safetensors::Writer> writer;
-  attempt([&] {
-    std::vector<safetensors::TensorInfo> tensors;
-    for (const Place& place : shards_[index]) tensors.push_back(place.info());
-    // transformers refuses a file without this.
-    const safetensors::Metadata metadata = {{"format", "pt"}};
-    writer.emplace(new_folder_->path() / file_name(index), tensors, metadata,
-                   safetensors::Writer::Order::kAsGiven);
-  });
-  for (const Place& place : shards_[index]) {
-    const at::Tensor contents = fetch(place);
-    attempt([&] {
-      fault::at("hf_folder.tensor");
-      const auto& info = place.info();
-      const at::Tensor host = on_host(contents, info);
-      writer->write(info.name, host.const_data_ptr(), host.nbytes());
-    });
-    done_bytes_ += place.bytes();
-    if (options_.progress) options_.progress(done_bytes_);
-  }
-  attempt([&] { writer->finish(); });
+void Write::publish() {
+  for (const auto& [name, text] : contents_.texts()) write_text(name, text);
+  write_index();
+  fault::at("hf_folder.rename");
+  refuse_to_overwrite();
+  temporary_->publish();
 }
 
 void Write::write_index() const {
   fault::at("hf_folder.index");
   nlohmann::ordered_json index;
-  index["metadata"]["total_size"] = done_bytes_;
+  index["metadata"]["total_size"] = checkpoint::total_bytes(shards_);
   std::map<std::string, std::string> file_of;
-  for (size_t i = 0; i < shards_.size(); ++i) {
-    for (const Place& place : shards_[i]) file_of[place.info().name] = file_name(i);
+  for (const Shard& shard : shards_) {
+    for (const auto& info : shard.tensors) file_of[info.name] = shard.file;
   }
   index["weight_map"] = file_of;
   write_text("model.safetensors.index.json", index.dump(2) + "\n");
 }
 
 void Write::write_text(const std::string& name, const std::string& text) const {
-  FileWriter writer(new_folder_->path() / name);
+  FileWriter writer(temporary_->path() / name);
   writer.write(text);
   writer.finish();
 }
@@ -236,16 +171,14 @@ void Write::write_text(const std::string& name, const std::string& text) const {
 
 int64_t total_bytes(const HfFolder& contents) {
   int64_t bytes = 0;
-  for (const HfItem& item : contents.items) {
-    for (size_t i = 0; i < item.tensors.size(); ++i) bytes += Place{&item, i}.bytes();
-  }
+  for (const auto& info : tensors_of(contents)) bytes += planned_bytes(info);
   return bytes;
 }
 
 void write_hf_folder(const fs::path& folder, const HfFolder& contents,
                      const HfWriteOptions& options) {
   const fs::path named = folder.has_filename() ? folder : folder.parent_path();
-  Write(contents, options).run(named);
+  Write(named, contents, options).run();
 }
 
 }  // namespace longhaul::checkpoint

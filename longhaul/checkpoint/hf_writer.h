@@ -1,7 +1,7 @@
 // Writes a Hugging Face folder that is either complete or absent: it is prepared under a hidden
 // name beside its own, synced, and renamed.
 //
-//   <folder>/model-00001-of-0000n.safetensors   in the order in which the tensors are given
+//   <folder>/model-00001-of-0000n.safetensors   tensors in the order in which they are given
 //            model.safetensors.index.json       which tensor is in which of them
 //            config.json, tokenizer.json, ...   texts
 //
@@ -27,11 +27,11 @@ struct HfItem {
 
 struct HfFolder {
   std::vector<HfItem> items;
-  // The contents of an item's tensors, in their order, shapes and dtypes. Asked item after item,
-  // and again for one that is divided among files, by all ranks that write together (so it may be a
-  // collective).
+  // The contents of an item's tensors, in their order, shapes and dtypes. Asked in the same order,
+  // and again for an item that is divided among files, by all ranks that write together (so it may
+  // be a collective).
   std::function<std::vector<at::Tensor>(const HfItem& item)> fetch;
-  // The other files by name; asked of the rank that writes.
+  // The other files by name; asked of the first rank.
   std::function<std::map<std::string, std::string>()> texts;
 };
 
@@ -40,17 +40,18 @@ struct HfWriteOptions {
   int64_t max_shard_bytes = 5'000'000'000;
   // What is at `folder` goes when the new one is complete; else it is an error.
   bool replace = false;
-  // Ranks that write together: the first one writes. Null: this one alone.
+  // Ranks that write together, each a share of the files. Null: this one alone.
   const dtensor::Communicator* ranks = nullptr;
-  std::function<void(int64_t bytes)> progress = {};  // of tensors written so far
+  std::function<void(int64_t bytes)> progress = {};  // of tensors asked for so far
 };
 
 // Bytes of all tensors.
 int64_t total_bytes(const HfFolder& contents);
 
-// Takes the memory of one item. On an error (UserError: disk, permissions) nothing new is under the
-// final name; where ranks write together, all throw. Removes what earlier ones that died have left.
-// Fault points: hf_folder.tensor, .index, .rename.
+// Takes the memory of one item, on ranks of two: one is written while the next is put together. On
+// an error (UserError: disk, permissions) nothing new is under the final name; where ranks write
+// together, all throw. Removes what earlier ones that died have left. Fault points:
+// hf_folder.tensor, .shard, .index, .rename.
 void write_hf_folder(const fs::path& folder, const HfFolder& contents,
                      const HfWriteOptions& options = {});
 

@@ -1,13 +1,17 @@
 #include <algorithm>
 #include <charconv>
+#include <sstream>
 
 #include "longhaul/base/log.h"
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/checkpoint/step_folder.h"
+#include "longhaul/dtensor/exchange.h"
 
 namespace longhaul::checkpoint {
 namespace {
+
+using dtensor::Communicator;
 
 // What a checkpoint is wanted for.
 enum class Need { kResume, kWeights };
@@ -16,8 +20,27 @@ enum class Need { kResume, kWeights };
 // or every byte.
 enum class Look { kFiles, kHeaders, kContents };
 
-// Why the checkpoint is of no use, or empty.
-std::string why_unusable(const StepFolder& step, Need need, Look look) {
+// A question that the first rank looks into for all of them. Collective.
+std::string ask_first(const Communicator* ranks, const std::function<std::string()>& question) {
+  const bool is_first = ranks == nullptr || ranks->rank() == 0;
+  return dtensor::together(ranks, [&] { return is_first ? question() : ""; })[0];
+}
+
+// As the first rank sees them.
+std::vector<StepFolder> list_together(const fs::path& folder, const Communicator* ranks) {
+  const std::string numbers = ask_first(ranks, [&] {
+    std::string text;
+    for (const StepFolder& step : list_steps(folder)) text += std::to_string(step.step) + " ";
+    return text;
+  });
+  std::vector<StepFolder> steps;
+  std::istringstream in(numbers);
+  for (int64_t step = 0; in >> step;) steps.push_back({step, step_path(folder, step)});
+  return steps;
+}
+
+// Why the checkpoint is of no use without a look at its contents, or empty.
+std::string why_unfit(const StepFolder& step, Need need, Look look) {
   try {
     const Manifest manifest = read_manifest(step.path);
     if (manifest.step != step.step) {
@@ -26,9 +49,8 @@ std::string why_unusable(const StepFolder& step, Need need, Look look) {
     if (need == Need::kResume && manifest.model_only) {
       return "it holds the model only, without the optimizer";
     }
-    if (look != Look::kFiles) {
+    if (look == Look::kHeaders) {
       const CheckpointReader reader(step.path);
-      if (look == Look::kContents) reader.verify();
       return "";
     }
     const auto problems = find_missing(step.path, manifest);
@@ -38,14 +60,27 @@ std::string why_unusable(const StepFolder& step, Need need, Look look) {
   }
 }
 
-fs::path find_exactly(const fs::path& folder, int64_t load_step, Look look) {
+// Why the checkpoint is of no use, or empty.
+std::string why_unusable(const StepFolder& step, Need need, Look look, const Communicator* ranks) {
+  std::string reason = ask_first(ranks, [&] { return why_unfit(step, need, look); });
+  if (!reason.empty() || look != Look::kContents) return reason;
+  try {
+    verify_together(step.path, ranks);
+    return "";
+  } catch (const UserError& error) {
+    return error.what();
+  }
+}
+
+fs::path find_exactly(const fs::path& folder, int64_t load_step, Look look,
+                      const Communicator* ranks) {
   std::vector<std::string> known;
-  for (const StepFolder& step : list_steps(folder)) {
+  for (const StepFolder& step : list_together(folder, ranks)) {
     if (step.step != load_step) {
       known.push_back(std::to_string(step.step));
       continue;
     }
-    const std::string reason = why_unusable(step, Need::kResume, look);
+    const std::string reason = why_unusable(step, Need::kResume, look, ranks);
     if (reason.empty()) return step.path;
     fail_user("'{}' cannot be resumed from: {}", step.path.string(), reason);
   }
@@ -54,12 +89,13 @@ fs::path find_exactly(const fs::path& folder, int64_t load_step, Look look) {
             known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
 }
 
-std::optional<fs::path> find_newest(const fs::path& folder, Need need, Look look) {
+std::optional<fs::path> find_newest(const fs::path& folder, Need need, Look look,
+                                    const Communicator* ranks) {
   std::optional<fs::path> found;
-  const auto steps = list_steps(folder);
+  const auto steps = list_together(folder, ranks);
   for (const StepFolder& step : steps) {
     // Older ones are looked at only briefly: a damaged one is worth a line, not minutes.
-    const std::string reason = why_unusable(step, need, found ? Look::kFiles : look);
+    const std::string reason = why_unusable(step, need, found ? Look::kFiles : look, ranks);
     if (!reason.empty()) {
       log::warn("passing over checkpoint '{}': {}", step.path.string(), reason);
     } else if (!found) {
@@ -113,24 +149,28 @@ std::vector<StepFolder> list_steps(const fs::path& folder) {
 
 Snapshot load(const fs::path& step_folder, bool verify) {
   const CheckpointReader reader(step_folder);
-  if (verify) reader.verify();
   Snapshot snapshot;
   snapshot.step = reader.manifest().step;
   snapshot.model_only = reader.manifest().model_only;
   snapshot.trainer = reader.manifest().trainer;
-  for (const auto& name : reader.names()) snapshot.tensors.emplace(name, reader.load(name));
+  if (verify) {
+    snapshot.tensors = reader.load_verified();
+  } else {
+    for (const auto& name : reader.names()) snapshot.tensors.emplace(name, reader.load(name));
+  }
   return snapshot;
 }
 
-std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step, bool verify) {
+std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step, bool verify,
+                                       const Communicator* ranks) {
   LONGHAUL_CHECK(load_step >= -1, "load_step {} is neither -1 nor a step", load_step);
   const Look look = verify ? Look::kContents : Look::kHeaders;
-  if (load_step >= 0) return find_exactly(folder, load_step, look);
-  return find_newest(folder, Need::kResume, look);
+  if (load_step >= 0) return find_exactly(folder, load_step, look, ranks);
+  return find_newest(folder, Need::kResume, look, ranks);
 }
 
 std::optional<fs::path> find_weights(const fs::path& folder) {
-  return find_newest(folder, Need::kWeights, Look::kContents);
+  return find_newest(folder, Need::kWeights, Look::kContents, nullptr);
 }
 
 void purge(const fs::path& folder, int keep_latest_k) {

@@ -9,7 +9,8 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kFormat = "longhaul-checkpoint";
-constexpr int64_t kFormatVersion = 1;
+constexpr int64_t kFormatVersion = 2;
+constexpr int64_t kOldestVersion = 1;
 constexpr const char* kChecksumKey = "checksum";
 
 json encode_tensor(const TensorEntry& entry) {
@@ -60,8 +61,12 @@ Manifest decode(const json& value) {
   manifest.trainer = value.at("trainer");
   for (const auto& [name, entry] : value.at("files").items()) {
     if (!is_plain_name(name)) fail_user("'{}' is no name of a file in this folder", name);
-    manifest.files[name] = {entry.at("bytes").get<int64_t>(),
-                            entry.at("checksum").get<std::string>()};
+    const auto bytes = entry.at("bytes").get<int64_t>();
+    const auto header_bytes = entry.value("header_bytes", bytes);
+    if (header_bytes < 0 || header_bytes > bytes) {
+      fail_user("'{}' of {} bytes has a header of {}", name, bytes, header_bytes);
+    }
+    manifest.files[name] = {bytes, header_bytes, entry.at("checksum").get<std::string>()};
   }
   for (const auto& [name, entry] : value.at("tensors").items()) {
     try {
@@ -78,9 +83,10 @@ void check_format(const json& value, const std::string& where) {
     fail_user("{}: this is no manifest of a longhaul checkpoint", where);
   }
   const json version = value.value("format_version", json());
-  if (version != json(kFormatVersion)) {
-    fail_user("{}: written in format {}, this longhaul reads format {}; use the one that wrote it",
-              where, version.dump(), kFormatVersion);
+  if (!version.is_number_integer() || version < kOldestVersion || version > kFormatVersion) {
+    fail_user(
+        "{}: written in format {}, this longhaul reads formats {} to {}; use the one that wrote it",
+        where, version.dump(), kOldestVersion, kFormatVersion);
   }
 }
 
@@ -104,7 +110,8 @@ std::string encode_manifest(const Manifest& manifest) {
                 {"trainer", manifest.trainer}};
   for (const auto& [name, entry] : manifest.tensors) value["tensors"][name] = encode_tensor(entry);
   for (const auto& [name, entry] : manifest.files) {
-    value["files"][name] = {{"bytes", entry.bytes}, {"checksum", entry.checksum}};
+    value["files"][name] = {
+        {"bytes", entry.bytes}, {"header_bytes", entry.header_bytes}, {"checksum", entry.checksum}};
   }
   try {
     value[kChecksumKey] = hash_hex(value.dump());

@@ -26,11 +26,14 @@ struct TensorEntry {
   safetensors::DType dtype = safetensors::DType::kF32;
   std::vector<int64_t> shape;  // global
   std::string checksum;        // XXH3-128 of the global contents, row-major
-  Extent extent;               // format 1: one shard holds the whole tensor
+  Extent extent;               // one shard holds the whole tensor
 };
 
+// Tensors lie in a file without gaps and have their own checksums, so that of the file is only for
+// what is before them; in format 1 it was for the whole file.
 struct FileEntry {
   int64_t bytes = 0;
+  int64_t header_bytes = 0;  // how many of its first bytes the checksum is for
   std::string checksum;
 };
 

@@ -1,12 +1,12 @@
 #include <algorithm>
 #include <cerrno>
-#include <exception>
 
 #include "longhaul/base/fault.h"
 #include "longhaul/base/text.h"
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/manifest.h"
 #include "longhaul/checkpoint/save_plan.h"
+#include "longhaul/checkpoint/shard_writer.h"
 #include "longhaul/checkpoint/step_folder.h"
 #include "longhaul/dtensor/exchange.h"
 
@@ -14,13 +14,6 @@ namespace longhaul::checkpoint {
 namespace {
 
 using dtensor::Communicator;
-
-// Where the contents of the tensors come from: each rank asks for what it writes, or for all in the
-// same order.
-struct Contents {
-  std::function<at::Tensor(const std::string& name)> of;
-  bool asked_by_all = false;
-};
 
 // The values on the host, in `place` if they fit there.
 at::Tensor copied(const at::Tensor& tensor, const at::Tensor& place, bool pin_memory) {
@@ -66,66 +59,6 @@ void check_replacement(const fs::path& target, const Snapshot& snapshot) {
   }
 }
 
-// What this rank writes. Its first error is kept: the other ranks' contents may need this rank's
-// part in them, so it goes on asking for them.
-class ShardWriter {
- public:
-  ShardWriter(const fs::path& step_folder, Manifest& manifest)
-      : folder_(step_folder), manifest_(manifest) {}
-
-  void begin(const Shard& shard) {
-    attempt([&] {
-      file_ = shard.file;
-      writer_.emplace(folder_ / file_, shard.tensors,
-                      safetensors::Metadata{{"step", std::to_string(manifest_.step)}});
-    });
-  }
-  void write(const safetensors::TensorInfo& info, const at::Tensor& contents) {
-    attempt([&] { write_tensor(info, on_host(contents, info)); });
-  }
-  void end() {
-    attempt([&] {
-      writer_->finish();
-      manifest_.files[file_] = {writer_->file_bytes(), writer_->file_hash()};
-      writer_.reset();
-      fault::at("checkpoint.shard");
-    });
-  }
-  void rethrow() const {
-    if (failure_) std::rethrow_exception(failure_);
-  }
-
- private:
-  template <typename Action>
-  void attempt(const Action& action) {
-    if (failure_) return;
-    try {
-      action();
-    } catch (const std::exception&) {
-      failure_ = std::current_exception();
-      writer_.reset();
-    }
-  }
-  void write_tensor(const safetensors::TensorInfo& planned, const at::Tensor& host);
-
-  const fs::path folder_;
-  Manifest& manifest_;
-  std::string file_;
-  std::optional<safetensors::Writer> writer_;
-  std::exception_ptr failure_;
-};
-
-void ShardWriter::write_tensor(const safetensors::TensorInfo& planned, const at::Tensor& host) {
-  fault::at("checkpoint.tensor");
-  const size_t bytes = host.nbytes();
-  writer_->write(planned.name, host.const_data_ptr(), bytes);
-  const int64_t end = writer_->file_bytes();
-  manifest_.tensors[planned.name] = {planned.dtype,
-                                     planned.shape,
-                                     hash_hex(host.const_data_ptr(), bytes),
-                                     {file_, end - narrow<int64_t>(bytes), end}};
-}
-
 // One save: steps in which all ranks go along, each of which fails on all of them or on none.
 class Save {
  public:
@@ -134,6 +67,7 @@ class Save {
       : folder_(folder),
         snapshot_(snapshot),
         contents_(std::move(contents)),
+        options_(options),
         ranks_(options.ranks),
         rank_(own_rank(options)),
         shards_(plan_shards(snapshot.tensors, shapes_only, options)) {}
@@ -142,7 +76,7 @@ class Save {
 
  private:
   std::string prepare(const fs::path& target);
-  std::string write_shards() const;
+  std::string write() const;
   void publish(const std::vector<std::string>& parts);
   std::vector<std::string> together(const std::function<std::string()>& step) const;
   [[noreturn]] void fail_full_disk(const FileError& error) const;
@@ -150,23 +84,27 @@ class Save {
   const fs::path& folder_;
   const Snapshot& snapshot_;
   const Contents contents_;
+  const SaveOptions& options_;
   const Communicator* ranks_;
   const int rank_;
   const std::vector<Shard> shards_;
-  fs::path place_;                          // the step folder that is being prepared
-  std::optional<TemporaryStep> temporary_;  // of rank 0
+  fs::path place_;                            // the step folder that is being prepared
+  std::optional<TemporaryFolder> temporary_;  // of rank 0
 };
 
 fs::path Save::run() {
   check_snapshot(snapshot_);
   const fs::path target = step_path(folder_, snapshot_.step);
   place_ = together([&] { return rank_ == 0 ? prepare(target) : ""; })[0];
-  const auto parts = together([&] { return write_shards(); });
+  const auto parts = together([&] { return write(); });
   together([&] {
     if (rank_ == 0) publish(parts);
     return "";
   });
-  fault::at("checkpoint.done");
+  together([&] {
+    fault::at("checkpoint.done");
+    return "";
+  });
   return target;
 }
 
@@ -197,29 +135,21 @@ void Save::fail_full_disk(const FileError& error) const {
 // Returns the path of the folder that all write to.
 std::string Save::prepare(const fs::path& target) {
   check_replacement(target, snapshot_);
-  create_folders(folder_);
-  remove_stale(folder_);
-  temporary_.emplace(folder_, snapshot_.step);
+  remove_stale(folder_, [](const std::string& name) { return step_of(name) >= 0; });
+  temporary_.emplace(target);
   fault::at("checkpoint.begin");
   return temporary_->path().string();
 }
 
 // Returns this rank's part of the manifest.
-std::string Save::write_shards() const {
-  Manifest part;
+std::string Save::write() const {
+  Manifest part = write_shards(shards_, contents_,
+                               {.folder = place_,
+                                .metadata = {{"step", std::to_string(snapshot_.step)}},
+                                .fault_place = "checkpoint",
+                                .ranks = ranks_,
+                                .progress = options_.progress});
   part.step = snapshot_.step;
-  ShardWriter writer(place_, part);
-  for (const Shard& shard : shards_) {
-    const bool own = shard.writer == rank_;
-    if (own) writer.begin(shard);
-    for (const auto& info : shard.tensors) {
-      if (!own && !contents_.asked_by_all) break;
-      const at::Tensor contents = contents_.of(info.name);
-      if (own) writer.write(info, contents);
-    }
-    if (own) writer.end();
-  }
-  writer.rethrow();
   return encode_manifest(part);
 }
 
@@ -238,8 +168,9 @@ void Save::publish(const std::vector<std::string>& parts) {
   FileWriter writer(place_ / kManifestName);
   writer.write(text);
   writer.finish();
-  sync_folder(place_);
+  fault::at("checkpoint.rename");
   temporary_->publish();
+  fault::at("checkpoint.renamed");
 }
 
 }  // namespace
@@ -250,14 +181,17 @@ fs::path step_path(const fs::path& folder, int64_t step) {
 
 fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options) {
   const bool fetches = snapshot.fetch != nullptr;
-  const auto own = [&](const std::string& name) { return snapshot.tensors.at(name); };
-  const Contents contents{.of = fetches ? snapshot.fetch : own, .asked_by_all = fetches};
-  return Save(folder, snapshot, contents, fetches, options).run();
+  const auto of = [&](const safetensors::TensorInfo& info) {
+    return fetches ? snapshot.fetch(info.name) : snapshot.tensors.at(info.name);
+  };
+  return Save(folder, snapshot, {.of = of, .fetched = fetches}, fetches, options).run();
 }
 
 fs::path save(const fs::path& folder, const StagedSnapshot& staged, const SaveOptions& options) {
-  const auto own = [&](const std::string& name) { return staged.contents.at(name); };
-  return Save(folder, staged.snapshot, {.of = own}, /*shapes_only=*/true, options).run();
+  const auto of = [&](const safetensors::TensorInfo& info) {
+    return staged.contents.at(info.name);
+  };
+  return Save(folder, staged.snapshot, {.of = of}, /*shapes_only=*/true, options).run();
 }
 
 StagedSnapshot stage(const Snapshot& snapshot, const SaveOptions& options, TensorMap reused) {

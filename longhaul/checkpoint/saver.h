@@ -4,7 +4,9 @@
 #pragma once
 
 #include <future>
+#include <memory>
 #include <optional>
+#include <thread>
 
 #include "longhaul/checkpoint/checkpoint.h"
 
@@ -20,7 +22,9 @@ struct SaverOptions {
   fs::path folder;
   int keep_latest_k = 0;  // 0: all
   AsyncMode mode = AsyncMode::kDisabled;
-  std::chrono::milliseconds timeout{300'000};  // for the slowest rank to write its share
+  // For the slowest rank to write its share. A save in which nothing is written for twice as long
+  // is given up.
+  std::chrono::milliseconds timeout{300'000};
 };
 
 class Saver {
@@ -28,11 +32,12 @@ class Saver {
   // `ranks` is a group of all ranks that nothing else uses, because the thread talks over it.
   Saver(SaverOptions options, dtensor::Communicator ranks);
   Saver(const Saver&) = delete;
-  // Waits for a save under way.
+  // Waits for a save under way, or gives it up with a line in the log.
   ~Saver();
 
   // Saves, or starts to: then it returns when the copy is made. Waits first for a save under way.
-  // Throws what save() and stage() throw; a save that fails after that is reported by failure() and
+  // Throws what save() and stage() throw, and UserError, which names rank, save and step, if the
+  // one under way must be given up; a save that fails after that is reported by failure() and
   // finish().
   void save(const Snapshot& snapshot);
 
@@ -42,12 +47,13 @@ class Saver {
   void finish();
 
  private:
-  void done(const fs::path& saved, double seconds) const;
+  struct Job;
+  void wait();
   void collect();
 
-  const SaverOptions options_;
-  dtensor::Communicator ranks_;
-  StagedSnapshot staged_;
+  // Shared with the thread, which outlives the Saver if it was given up.
+  std::shared_ptr<Job> job_;
+  std::thread thread_;
   std::future<void> under_way_;
   std::optional<std::string> failure_;
 };

@@ -6,36 +6,44 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <optional>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "longhaul/base/fault.h"
 #include "longhaul/base/log.h"
-#include "longhaul/checkpoint/checkpoint.h"
 
 namespace longhaul::checkpoint {
 namespace {
 
-fs::path hidden_name(const fs::path& step_folder) { return temporary_name(step_folder); }
+fs::path parent_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
 
-// The process id in `.step-<N>.tmp-<pid>` or `.step-<N>.tmp-<pid>-old`; empty for any other name.
-std::string owner_of(std::string_view name) {
-  const auto skip = [&name](std::string_view text) {
-    const bool there = name.starts_with(text);
-    if (there) name.remove_prefix(text.size());
-    return there;
-  };
-  const auto digits = [&name] {
-    const std::string_view found = name.substr(0, name.find_first_not_of("0123456789"));
-    name.remove_prefix(found.size());
-    return found;
-  };
-  if (!skip(".step-") || digits().empty() || !skip(".tmp-")) return "";
-  const std::string pid(digits());
-  skip("-old");
-  return name.empty() ? pid : "";
+void remove_logged(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) log::warn("cannot remove '{}': {}", path.string(), error.message());
+}
+
+// Of a hidden folder `.<name>.tmp-<pid>` or `.<name>.tmp-<pid>-old`.
+struct Hidden {
+  std::string final_name, pid;
+};
+
+std::optional<Hidden> parse_hidden(std::string_view name) {
+  constexpr std::string_view kTemporary = ".tmp-", kOld = "-old";
+  if (name.ends_with(kOld)) name.remove_suffix(kOld.size());
+  const size_t at = name.rfind(kTemporary);
+  if (!name.starts_with(".") || at == std::string_view::npos || at < 2) return std::nullopt;
+  const std::string_view pid = name.substr(at + kTemporary.size());
+  if (pid.empty() || pid.find_first_not_of("0123456789") != std::string_view::npos) {
+    return std::nullopt;
+  }
+  return Hidden{std::string(name.substr(1, at - 1)), std::string(pid)};
 }
 
 bool process_lives(const std::string& pid_text) {
@@ -74,14 +82,7 @@ void exchange(const fs::path& path, const fs::path& final_path) {
   rename_or_fail(aside, path);
 }
 
-}  // namespace
-
-void remove_logged(const fs::path& path) {
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) log::warn("cannot remove '{}': {}", path.string(), error.message());
-}
-
+// What had that name is left at `path`.
 void take_name(const fs::path& path, const fs::path& final_path) {
   std::error_code ignored;
   if (fs::exists(fs::symlink_status(final_path, ignored))) {
@@ -91,8 +92,11 @@ void take_name(const fs::path& path, const fs::path& final_path) {
   }
 }
 
-TemporaryStep::TemporaryStep(const fs::path& folder, int64_t step)
-    : final_path_(step_path(folder, step)), path_(hidden_name(final_path_)) {
+}  // namespace
+
+TemporaryFolder::TemporaryFolder(fs::path final_path)
+    : final_path_(std::move(final_path)), path_(temporary_name(final_path_)) {
+  create_folders(parent_of(final_path_));
   std::error_code error;
   if (!fs::create_directory(path_, error)) {
     fail_file("create the folder", path_, error ? error.value() : EEXIST);
@@ -101,20 +105,16 @@ TemporaryStep::TemporaryStep(const fs::path& folder, int64_t step)
   ::flock(lock_.get(), LOCK_EX | LOCK_NB);
 }
 
-TemporaryStep::~TemporaryStep() {
-  std::error_code ignored;
-  if (fs::exists(path_, ignored)) remove_logged(path_);
-}
+TemporaryFolder::~TemporaryFolder() { remove_logged(path_); }
 
-void TemporaryStep::publish() {
-  fault::at("checkpoint.rename");
+void TemporaryFolder::publish() {
+  sync_folder(path_);
   take_name(path_, final_path_);
-  fault::at("checkpoint.renamed");
-  sync_folder(final_path_.parent_path());
+  sync_folder(parent_of(final_path_));
 }
 
 void remove_step(const fs::path& step_folder) {
-  const fs::path hidden = hidden_name(step_folder);
+  const fs::path hidden = temporary_name(step_folder);
   fault::at("checkpoint.purge");
   remove_logged(hidden);
   rename_or_fail(step_folder, hidden);
@@ -122,12 +122,14 @@ void remove_step(const fs::path& step_folder) {
   remove_logged(hidden);
 }
 
-void remove_stale(const fs::path& folder) {
+void remove_stale(const fs::path& folder,
+                  const std::function<bool(const std::string& final_name)>& is_asked_for) {
   std::error_code error;
   std::vector<fs::path> stale;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
-    const std::string pid = owner_of(entry.path().filename().string());
-    if (!pid.empty() && is_stale(entry.path(), pid)) stale.push_back(entry.path());
+    const auto hidden = parse_hidden(entry.path().filename().string());
+    if (!hidden || !is_asked_for(hidden->final_name)) continue;
+    if (is_stale(entry.path(), hidden->pid)) stale.push_back(entry.path());
   }
   for (const auto& path : stale) {
     log::info("removing '{}', which an interrupted save has left", path.string());

@@ -1,41 +1,38 @@
-// The life of a step folder on disk: preparing under a hidden name, taking the final name, and
-// clearing away what died. Called by save() and purge(); what holds for any folder, by hf_writer,
-// too.
+// The life of a folder on disk that is complete or absent: preparing under a hidden name, taking
+// the final name, and clearing away what died. Called by save(), purge() and write_hf_folder().
 #pragma once
+
+#include <functional>
+#include <string>
 
 #include "longhaul/base/file.h"
 
 namespace longhaul::checkpoint {
 
-// `<folder>/.step-<N>.tmp-<pid>`, locked while this object lives, so that nobody takes a save in
-// progress for a dead one. Removed with the object, unless published.
-class TemporaryStep {
+// `.<name>.tmp-<pid>` beside the folder <name> that it becomes, locked while this object lives, so
+// that nobody takes it for one that a process has left. Removed with the object, unless published.
+class TemporaryFolder {
  public:
-  TemporaryStep(const fs::path& folder, int64_t step);
-  TemporaryStep(const TemporaryStep&) = delete;
-  ~TemporaryStep();
+  // Creates it, and the folders above it.
+  explicit TemporaryFolder(fs::path final_path);
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  ~TemporaryFolder();
 
   const fs::path& path() const { return path_; }
-  // Gives it the final name; what had that name is removed.
+  // Gives it the final name, durably; what had that name is removed with this object.
   void publish();
 
  private:
-  fs::path final_path_;
-  fs::path path_;
+  const fs::path final_path_, path_;
   FileDescriptor lock_;
 };
-
-// Gives the folder at `path` the name `final_path`; what had that name is left at `path`, in one
-// move where the file system can exchange two folders.
-void take_name(const fs::path& path, const fs::path& final_path);
-
-// Deletes a folder; a warning says what cannot be deleted.
-void remove_logged(const fs::path& path);
 
 // Deletes a step folder so that at no time a part of it is under its name.
 void remove_step(const fs::path& step_folder);
 
-// Removes the temporaries in `folder` that no living process works on.
-void remove_stale(const fs::path& folder);
+// Removes the temporaries in `folder` that no living process works on, of the final names that are
+// asked for.
+void remove_stale(const fs::path& folder,
+                  const std::function<bool(const std::string& final_name)>& is_asked_for);
 
 }  // namespace longhaul::checkpoint

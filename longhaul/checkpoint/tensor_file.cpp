@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <array>
-#include <cstring>
 #include <utility>
 
 namespace longhaul::checkpoint {
@@ -77,11 +76,31 @@ at::Tensor on_host(const at::Tensor& tensor, const safetensors::TensorInfo& plan
   return host;
 }
 
-at::Tensor to_tensor(const safetensors::TensorInfo& info, std::span<const std::byte> bytes) {
-  at::Tensor tensor = at::empty(info.shape, at::TensorOptions(to_scalar_type(info.dtype)));
-  LONGHAUL_CHECK(tensor.nbytes() == bytes.size(), "tensor '{}' takes {} bytes, got {}", info.name,
-                 tensor.nbytes(), bytes.size());
-  if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+at::Tensor empty_tensor(const safetensors::TensorInfo& info) {
+  return at::empty(info.shape, at::TensorOptions(to_scalar_type(info.dtype)));
+}
+
+std::span<std::byte> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
+}
+
+at::Tensor read_rows(const safetensors::Reader& file, const safetensors::TensorInfo& info,
+                     int64_t first, int64_t count) {
+  LONGHAUL_CHECK(!info.shape.empty() && first >= 0 && count >= 0 && first + count <= info.shape[0],
+                 "rows {} to {} of '{}' {}", first, first + count, info.name,
+                 safetensors::shape_text(info.shape));
+  safetensors::TensorInfo rows = info;
+  rows.shape[0] = count;
+  const at::Tensor tensor = empty_tensor(rows);
+  const int64_t row_bytes = info.shape[0] == 0 ? 0 : info.bytes() / info.shape[0];
+  FileReader(file.path())
+      .read(file.header().data_start + info.begin + first * row_bytes, bytes_of(tensor));
+  return tensor;
+}
+
+at::Tensor read_tensor(const safetensors::Reader& file, const safetensors::TensorInfo& info) {
+  const at::Tensor tensor = empty_tensor(info);
+  FileReader(file.path()).read(file.header().data_start + info.begin, bytes_of(tensor));
   return tensor;
 }
 
@@ -105,7 +124,7 @@ TensorMap load_safetensors(const fs::path& path) {
   const safetensors::Reader reader(path);
   TensorMap tensors;
   for (const auto& [name, info] : reader.header().tensors) {
-    tensors.emplace(name, to_tensor(info, reader.bytes(info)));
+    tensors.emplace(name, read_tensor(reader, info));
   }
   return tensors;
 }

@@ -30,8 +30,19 @@ at::Tensor on_host(const at::Tensor& tensor);
 // The same. Error, naming the tensor, if it has not the dtype and shape that were planned.
 at::Tensor on_host(const at::Tensor& tensor, const safetensors::TensorInfo& planned);
 
-// A new CPU tensor with these contents.
-at::Tensor to_tensor(const safetensors::TensorInfo& info, std::span<const std::byte> bytes);
+// A new CPU tensor of this dtype and shape.
+at::Tensor empty_tensor(const safetensors::TensorInfo& info);
+
+// The bytes of a contiguous CPU tensor.
+std::span<std::byte> bytes_of(const at::Tensor& tensor);
+
+// A new CPU tensor with rows first .. first + count - 1 (dim 0) of a tensor in a file; nothing else
+// is read. Error if it has not so many.
+at::Tensor read_rows(const safetensors::Reader& file, const safetensors::TensorInfo& info,
+                     int64_t first, int64_t count);
+
+// A new CPU tensor with all of it.
+at::Tensor read_tensor(const safetensors::Reader& file, const safetensors::TensorInfo& info);
 
 // Writes all tensors to one file, replacing it atomically.
 void save_safetensors(const fs::path& path, const TensorMap& tensors,

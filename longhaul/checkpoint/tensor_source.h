@@ -24,6 +24,8 @@ class TensorSource {
   virtual const safetensors::TensorInfo& info(const std::string& name) const = 0;
   // A new CPU tensor. UserError if there is none.
   virtual at::Tensor load(const std::string& name) const = 0;
+  // A new CPU tensor with rows first .. first + count - 1 (dim 0); no others are read.
+  virtual at::Tensor load_rows(const std::string& name, int64_t first, int64_t count) const = 0;
   // XXH3-128 of the global contents.
   virtual std::string checksum(const std::string& name) const = 0;
 };

@@ -116,6 +116,7 @@ struct Training {
   double max_minutes = 0.0;
   std::string nonfinite = "stop";
   std::string invalid_text = "stop";
+  bool repeat = true;
   DataLoader dataloader;
 };
 

@@ -66,6 +66,8 @@ void add_training(std::vector<Option>& table) {
       "On a NUL byte or broken UTF-8 in a text file (of the validation data too): stop, or "
       "replace it by U+FFFD.",
       one_of({"stop", "replace"}));
+  training.own("repeat", &S::repeat,
+               "Read the data again and again; false: the run ends where it ends on any rank.");
   add_dataloader(OptionSection(
       table, "training.dataloader", [](auto& c) -> auto& { return c.training.dataloader; }));
 }

@@ -58,6 +58,12 @@ Tensor take_part(const Tensor& whole, const Part& part, at::IntArrayRef sizes) {
   return taken;
 }
 
+Part within_rows(Part part, at::IntArrayRef sizes) {
+  part.global_sizes[0] = sizes[0];
+  part.offsets[0] = 0;
+  return part;
+}
+
 void fill_normal(Tensor& tensor, const CounterRng& rng, double std) {
   fill_normal(tensor, rng, std, whole(tensor));
 }

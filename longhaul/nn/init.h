@@ -20,6 +20,9 @@ Part whole(const Tensor& tensor);
 // What `part`, of these sizes, is of a tensor that has the part's global sizes.
 Tensor take_part(const Tensor& whole, const Part& part, at::IntArrayRef sizes);
 
+// What the same `part` is of its own rows (dim 0) alone, which are offsets[0] .. + sizes[0] - 1.
+Part within_rows(Part part, at::IntArrayRef sizes);
+
 // The whole tensor.
 void fill_normal(Tensor& tensor, const CounterRng& rng, double std);
 

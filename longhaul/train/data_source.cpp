@@ -59,16 +59,16 @@ std::unique_ptr<data::Dataset> open_files(const DataRequest& request, const JobC
   const auto files = files_of(request, config);
   const data::PackingOptions options{.shape = request.shape,
                                      .document_mask = request.document_mask,
-                                     .shuffle = request.endless,
+                                     .shuffle = request.shuffle,
                                      .seed = request.seed,
-                                     .repeat = request.endless};
+                                     .repeat = request.repeat};
   return std::make_unique<data::PackedDataset>(tokenize(files, request, config), options);
 }
 
 std::unique_ptr<data::Dataset> open_tokenized(const DataRequest& request, const JobConfig& config) {
   const data::TokenizedOptions options{.shape = request.shape,
                                        .vocab_size = narrow<int32_t>(request.vocab_size),
-                                       .repeat = request.endless};
+                                       .repeat = request.repeat};
   return std::make_unique<data::TokenizedDataset>(files_of(request, config), options);
 }
 
@@ -100,7 +100,7 @@ void check_amount(const data::DatasetInfo& info, const DataRequest& request,
                              "give more text",
                              *request.path));
   }
-  if (request.endless && info.tokens < request.shape.seq_len) {
+  if (request.repeat && info.tokens < request.shape.seq_len) {
     log::warn("{}: '{}' holds {} tokens, less than one sample of {}: each sample repeats it", key,
               *request.path, with_commas(info.tokens), with_commas(request.shape.seq_len));
   }
@@ -135,6 +135,7 @@ DataRequest training_data(const JobConfig& config, int64_t vocab_size, int64_t m
   DataRequest request =
       request_of("training", config.training.dataset, config.training.dataset_path, config);
   request.shape = {config.training.seq_len, mtp_modules};
+  request.repeat = config.training.repeat;
   request.vocab_size = vocab_size;
   return request;
 }
@@ -144,7 +145,8 @@ DataRequest validation_data(const JobConfig& config, int64_t vocab_size, int64_t
       request_of("validation", config.validation.dataset, config.validation.dataset_path, config);
   request.shape = {config.validation.seq_len, mtp_modules};
   request.vocab_size = vocab_size;
-  request.endless = false;
+  request.shuffle = false;
+  request.repeat = false;
   return request;
 }
 

@@ -30,7 +30,8 @@ struct DataRequest {
   uint64_t seed = 0;
   bool document_mask = true;
   bool replace_invalid = false;  // training.invalid_text
-  bool endless = true;           // training: repeated and shuffled; else one pass in order
+  bool shuffle = true;           // training: in an order of its own in each pass
+  bool repeat = true;            // training.repeat; else one pass
 };
 
 DataRequest training_data(const JobConfig& config, int64_t vocab_size, int64_t mtp_modules);

@@ -25,7 +25,8 @@ struct HfExportOptions {
 };
 
 // `weights`: parameters and router biases by our names, in the dtypes that are to be written.
-// UserError as write_hf_folder()'s. Collective over `ranks`; takes the memory of one parameter.
+// UserError as write_hf_folder()'s. Collective over `ranks`; takes the memory of one
+// parameter, on ranks of two.
 void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
                const deepseek_v3::ModelConfig& config, const HfExportOptions& options);
 

@@ -10,21 +10,26 @@ deepseek_v3::HfSource hf_source(const checkpoint::HfWeights& weights) {
   source.names = weights.names();
   source.shape = [&](const std::string& name) { return weights.shape(name); };
   source.load = [&](const std::string& name) { return weights.load(name); };
+  source.load_rows = [&](const std::string& name, int64_t first, int64_t count) {
+    return weights.load_rows(name, first, count);
+  };
   source.problem = [&](const std::string& name) { return weights.problem(name); };
   source.equal = [&](const std::string& a, const std::string& b) { return weights.equal(a, b); };
   return source;
 }
 
-void load_hf_folder(deepseek_v3::Model& model, const std::string& path, bool quantized,
-                    const deepseek_v3::PartOf& part_of) {
+void load_hf_folder(deepseek_v3::Model& model, const std::string& path,
+                    const HfLoadOptions& options) {
   const checkpoint::HfWeights weights(path);
-  if (!quantized && !weights.quantized().empty()) {
+  if (!options.quantized && !weights.quantized().empty()) {
     fail_user(
         "{}: {} is quantized (F8_E4M3); set checkpoint.initial_load_in_hf and "
         "checkpoint.initial_load_in_hf_quantized to true",
         path, *weights.quantized().begin());
   }
-  deepseek_v3::load_hf(model, hf_source(weights), part_of);
+  auto source = hf_source(weights);
+  if (!options.compare_copies) source.equal = [](const auto&, const auto&) { return true; };
+  deepseek_v3::load_hf(model, source, options.part_of);
 }
 
 }  // namespace longhaul::train

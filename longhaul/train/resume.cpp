@@ -3,11 +3,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
 #include "longhaul/base/text.h"
 #include "longhaul/checkpoint/checkpoint_reader.h"
+#include "longhaul/dtensor/exchange.h"
 
 namespace longhaul::train {
 namespace {
@@ -45,6 +47,26 @@ void abandon_later_steps(const fs::path& folder, int64_t step) {
   }
 }
 
+// What the first rank does and says; its error is everybody's. Collective.
+std::string on_first(const dtensor::Communicator& ranks,
+                     const std::function<std::string()>& action) {
+  return dtensor::together(&ranks, [&] { return ranks.rank() == 0 ? action() : ""; })[0];
+}
+
+// Of the checkpoint that a run could have ended with; empty: there is none that is complete.
+std::string find_finished(const JobConfig& config, int64_t below) {
+  for (const auto& found : checkpoint::list_steps(checkpoint_folder(config))) {
+    if (found.step < config.training.steps || found.step >= below) continue;
+    try {
+      const checkpoint::CheckpointReader reader(found.path);
+      return std::to_string(found.step);
+    } catch (const UserError& error) {
+      log::warn("{} is passed over: {}", found.path.string(), error.what());
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 fs::path checkpoint_folder(const JobConfig& config) {
@@ -55,39 +77,49 @@ bool saves(const JobConfig& config) {
   return config.checkpoint.enable && !config.checkpoint.load_only;
 }
 
-std::optional<int64_t> finished_step(const JobConfig& config) {
+std::optional<int64_t> finished_step(const JobConfig& config, const dtensor::Communicator& ranks) {
   if (!config.checkpoint.enable || config.checkpoint.load_step >= 0) return std::nullopt;
-  for (const auto& found : checkpoint::list_steps(checkpoint_folder(config))) {
-    if (found.step < config.training.steps) continue;
+  int64_t below = std::numeric_limits<int64_t>::max();
+  while (true) {
+    const std::string found = on_first(ranks, [&] { return find_finished(config, below); });
+    if (found.empty()) return std::nullopt;
+    below = std::stoll(found);
+    if (!config.checkpoint.verify_on_load) return below;
+    const fs::path path = checkpoint::step_path(checkpoint_folder(config), below);
     try {
-      const checkpoint::CheckpointReader reader(found.path);
-      if (config.checkpoint.verify_on_load) reader.verify();
-      return found.step;
+      checkpoint::verify_together(path, &ranks);
+      return below;
     } catch (const UserError& error) {
-      log::warn("{} is passed over: {}", found.path.string(), error.what());
+      log::warn("{} is passed over: {}", path.string(), error.what());
     }
   }
-  return std::nullopt;
 }
 
-std::optional<fs::path> find_resumable_step(const JobConfig& config) {
+std::optional<fs::path> find_resumable_step(const JobConfig& config,
+                                            const dtensor::Communicator& ranks) {
   const auto& options = config.checkpoint;
   const fs::path folder = checkpoint_folder(config);
   // As in TorchTitan, load_step matters only once there is something to choose from.
-  const bool any = !checkpoint::list_steps(folder).empty();
+  const bool any = !on_first(ranks, [&] {
+                      return checkpoint::list_steps(folder).empty() ? "" : "some";
+                    }).empty();
   if (!any && options.load_step > 0) {
     log::warn("checkpoint.load_step = {}: there are no checkpoints in {}, so the run begins anew",
               options.load_step, folder.string());
   }
   const auto find = [&] {
-    return checkpoint::find_resumable(folder, options.load_step, options.verify_on_load);
+    return checkpoint::find_resumable(folder, options.load_step, options.verify_on_load, &ranks);
   };
-  if (const auto found = any ? name_setting(config, "checkpoint.load_step", find) : std::nullopt) {
-    if (options.load_step >= 0 && saves(config)) abandon_later_steps(folder, options.load_step);
-    return found;
-  }
-  refuse_to_start_over(folder);
-  return std::nullopt;
+  const auto found = any ? name_setting(config, "checkpoint.load_step", find) : std::nullopt;
+  on_first(ranks, [&] {
+    if (!found) {
+      refuse_to_start_over(folder);
+    } else if (options.load_step >= 0 && saves(config)) {
+      abandon_later_steps(folder, options.load_step);
+    }
+    return "";
+  });
+  return found;
 }
 
 Excluded excluded_from_loading(const JobConfig& config) {
@@ -111,20 +143,23 @@ Excluded excluded_from_loading(const JobConfig& config) {
   return {.optimizer = has("optimizer"), .data = has("dataloader"), .step = has("train_state")};
 }
 
-fs::path find_initial_state(const JobConfig& config, const fs::path& path) {
+fs::path find_initial_state(const JobConfig& config, const fs::path& path,
+                            const dtensor::Communicator& ranks) {
+  const bool verify = config.checkpoint.verify_on_load;
   return name_setting(config, "checkpoint.initial_load_path", [&] {
-    if (fs::exists(path / checkpoint::kManifestName)) {
-      const checkpoint::CheckpointReader reader(path);
-      if (reader.manifest().model_only) {
-        fail_user("'{}' holds the model only; set checkpoint.initial_load_model_only = true",
-                  path.string());
-      }
-      if (config.checkpoint.verify_on_load) reader.verify();
+    const std::string kind = on_first(ranks, [&] {
+      if (!fs::exists(path / checkpoint::kManifestName)) return "";
+      return checkpoint::kind_name(checkpoint::CheckpointReader(path).manifest().model_only);
+    });
+    if (kind == checkpoint::kind_name(/*model_only=*/true)) {
+      fail_user("'{}' holds the model only; set checkpoint.initial_load_model_only = true",
+                path.string());
+    }
+    if (!kind.empty()) {
+      if (verify) checkpoint::verify_together(path, &ranks);
       return path;
     }
-    if (const auto found = checkpoint::find_resumable(path, -1, config.checkpoint.verify_on_load)) {
-      return *found;
-    }
+    if (const auto found = checkpoint::find_resumable(path, -1, verify, &ranks)) return *found;
     fail_user("'{}' holds no full checkpoint", path.string());
   });
 }

@@ -1,5 +1,6 @@
 // Where a run begins: which checkpoint it goes on from, and with which parts of it. Called by
-// run.cpp, on the first rank.
+// run.cpp. Those that take `ranks` are collective over them: the first looks and changes things,
+// each reads a share of what is compared with its checksums, and all get the same answer.
 #pragma once
 
 #include <optional>
@@ -16,11 +17,12 @@ fs::path checkpoint_folder(const JobConfig& config);
 bool saves(const JobConfig& config);
 
 // The step at or beyond the job's last one that lies complete in the folder, whatever its kind.
-std::optional<int64_t> finished_step(const JobConfig& config);
+std::optional<int64_t> finished_step(const JobConfig& config, const dtensor::Communicator& ranks);
 
 // The step folder to resume from, if there is one. Moves aside what the run leaves behind it.
 // UserError if there are checkpoints and none can be resumed from.
-std::optional<fs::path> find_resumable_step(const JobConfig& config);
+std::optional<fs::path> find_resumable_step(const JobConfig& config,
+                                            const dtensor::Communicator& ranks);
 
 // checkpoint.exclude_from_loading, in TorchTitan's names of the parts of a state. UserError for
 // others.
@@ -28,6 +30,7 @@ Excluded excluded_from_loading(const JobConfig& config);
 
 // The full checkpoint that a new run goes on from: checkpoint.initial_load_path is one, or a folder
 // with some. UserError if it is not.
-fs::path find_initial_state(const JobConfig& config, const fs::path& path);
+fs::path find_initial_state(const JobConfig& config, const fs::path& path,
+                            const dtensor::Communicator& ranks);
 
 }  // namespace longhaul::train

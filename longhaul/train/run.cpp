@@ -12,7 +12,6 @@
 #include "longhaul/base/progress.h"
 #include "longhaul/base/quiet.h"
 #include "longhaul/base/text.h"
-#include "longhaul/checkpoint/manifest.h"
 #include "longhaul/checkpoint/saver.h"
 #include "longhaul/config/capability.h"
 #include "longhaul/config/write.h"
@@ -45,8 +44,6 @@ int64_t ask_first(const parallel::ParallelDims& dims, const std::function<int64_
   dims.all->broadcast(answer, 0).wait();
   return answer.item<int64_t>();
 }
-
-constexpr int64_t kNone = -1;
 
 checkpoint::SaverOptions saver_options(const JobConfig& config) {
   using checkpoint::AsyncMode;
@@ -87,15 +84,15 @@ class Run {
   StepMetrics take_profiled_step();
   void print_profile(const StepProfile& profile, const StepMetrics& metrics);
   void resume_or_begin();
-  std::optional<fs::path> find_state();
   void open_validation();
   void open_metrics(const fs::path& folder);
   void after_step(StepMetrics& metrics);
   void report(const StepMetrics& metrics);
   double seconds_left() const;
   bool is_first_rank() const { return trainer_.dims().is_first(); }
-  bool is_last() const { return trainer_.progress().step >= config_.training.steps; }
+  bool is_last() const { return data_ended_ || trainer_.progress().step >= config_.training.steps; }
   bool wants_to_stop() const;
+  void look_for_end_of_data();
   bool due(int64_t every) const { return every > 0 && trainer_.progress().step % every == 0; }
   void save(bool last);
   void save_in_hf();
@@ -109,6 +106,7 @@ class Run {
   Trainer trainer_;
   Clock::time_point start_;
   int64_t first_step_ = 0;
+  bool data_ended_ = false;
   std::unique_ptr<data::Dataset> validation_;
   std::unique_ptr<MetricsLog> metrics_;          // of the first rank, or of each
   std::unique_ptr<ProgressLine> progress_line_;  // only on a terminal
@@ -120,6 +118,7 @@ Outcome Run::execute() {
   prepare();
   while (!is_last()) {
     StepMetrics metrics = take_step();
+    look_for_end_of_data();
     report_failed_save();
     // The first step takes longer.
     world_.set_timeout(std::chrono::seconds(config_.comm.train_timeout_seconds));
@@ -193,6 +192,7 @@ void Run::prepare() {
   open_validation();
   resume_or_begin();
   first_step_ = trainer_.progress().step;
+  look_for_end_of_data();
   if (is_first_rank()) open_run_folder();
   if (is_first_rank() || config_.metrics.save_for_all_ranks) open_metrics(config_.job.dump_folder);
   start_ = Clock::now();
@@ -235,7 +235,8 @@ void Run::resume_or_begin() {
   const auto& options = config_.checkpoint;
   if (!options.enable) return;
   const Excluded excluded = excluded_from_loading(config_);
-  if (const auto found = find_state()) {
+  const auto& ranks = *trainer_.dims().all;
+  if (const auto found = find_resumable_step(config_, ranks)) {
     if (excluded.step) {
       fail_setting(
           config_, "checkpoint.exclude_from_loading",
@@ -251,23 +252,13 @@ void Run::resume_or_begin() {
   if (!path && options.initial_load_in_hf) path = config_.model.hf_assets_path;
   if (!path) return;
   if (!options.initial_load_model_only) {
-    const fs::path state = find_initial_state(config_, *path);
+    const fs::path state = find_initial_state(config_, *path, ranks);
     trainer_.restore(state, excluded);
     log::info("goes on from {}", state.string());
     return;
   }
   trainer_.load_weights(*path, options.initial_load_in_hf);
   log::info("initial weights from {}", *path);
-}
-
-// The first rank chooses: checkpoints that are looked at by many must not change meanwhile.
-std::optional<fs::path> Run::find_state() {
-  const int64_t step = ask_first(trainer_.dims(), [&] {
-    const auto found = find_resumable_step(config_);
-    return found ? checkpoint::read_manifest(*found).step : kNone;
-  });
-  if (step == kNone) return std::nullopt;
-  return checkpoint::step_path(checkpoint_folder(config_), step);
 }
 
 void Run::after_step(StepMetrics& metrics) {
@@ -304,6 +295,26 @@ bool Run::wants_to_stop() const {
   const double minutes = config_.training.max_minutes;
   const bool wants = stop_.load() || (minutes > 0 && seconds_since(start_) > 60 * minutes);
   return dtensor::reduce_number(*trainer_.dims().all, wants, dtensor::Reduction::kMax) == 1;
+}
+
+// If one rank has no rows for the next step, no rank takes it. Collective.
+void Run::look_for_end_of_data() {
+  const auto& [step, rows, tokens] = trainer_.progress();
+  const auto rank = step < config_.training.steps ? trainer_.rank_out_of_data() : std::nullopt;
+  if (!rank) return;
+  const uint64_t there = trainer_.dataset().num_rows().value_or(0);
+  if (step == 0) {
+    fail_setting(
+        config_, "training.repeat",
+        fmt::format("rank {} has not the rows of a single step; the data has {} and a "
+                    "step takes {}: set it to true, or give more data",
+                    *rank, there, batch_sizes(config_, trainer_.dims().data_size()).global));
+  }
+  data_ended_ = true;
+  log::info(
+      "the data ends: rank {} has not the rows of step {}, so step {} of {} is the last one for "
+      "all; {} of {} rows are left out",
+      *rank, step + 1, step, config_.training.steps, there - std::min(there, rows), there);
 }
 
 void Run::save(bool last) {
@@ -358,10 +369,9 @@ Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop,
   check_parallelism(config, resolved, dims.degrees);
   check_machine(config, resolved, dims.fsdp->size() * dims.degrees.tp);
   const FileDescriptor claim = dims.is_first() ? claim_run_folder(config) : FileDescriptor();
-  const int64_t finished = ask_first(dims, [&] { return finished_step(config).value_or(kNone); });
-  if (finished != kNone) {
+  if (const auto finished = finished_step(config, *dims.all)) {
     log::info("nothing to do: training.steps is {} and step {} is already in {}",
-              config.training.steps, finished, checkpoint_folder(config).string());
+              config.training.steps, *finished, checkpoint_folder(config).string());
     return Outcome::kAlreadyDone;
   }
   return Run(config, resolved, dims, world, stop).execute();

@@ -67,6 +67,14 @@ void warn_of_other_data(const std::string& saved_job, const JobConfig& config,
   }
 }
 
+// What `part`, of these sizes, is of a tensor. Of the others' rows nothing is read.
+at::Tensor load_part(const checkpoint::TensorSource& source, const std::string& name,
+                     const nn::Part& part, at::IntArrayRef sizes) {
+  if (sizes.empty()) return source.load(name);
+  const at::Tensor rows = source.load_rows(name, part.offsets[0], sizes[0]);
+  return nn::take_part(rows, nn::within_rows(part, sizes), sizes);
+}
+
 }  // namespace
 
 checkpoint::Snapshot Trainer::snapshot() const {
@@ -164,9 +172,8 @@ void Trainer::restore_moments(const checkpoint::CheckpointReader& reader) {
   for (const auto& parameter : parameters_) {
     if (!steps.contains(parameter.name)) continue;
     const auto load = [&](const char* prefix) {
-      const at::Tensor whole = reader.load(prefix + parameter.name);
-      const at::Tensor part =
-          nn::take_part(whole, fsdp_->part_of(parameter), parameter.tensor->sizes());
+      const at::Tensor part = load_part(reader, prefix + parameter.name, fsdp_->part_of(parameter),
+                                        parameter.tensor->sizes());
       return part.to(model_->settings().device, model_->settings().param_dtype).contiguous();
     };
     moments[parameter.name] = {load(kExpAvg), load(kExpAvgSq),
@@ -177,10 +184,16 @@ void Trainer::restore_moments(const checkpoint::CheckpointReader& reader) {
 
 void Trainer::load_weights(const std::string& path, bool hugging_face) {
   if (hugging_face) {
-    load_hf_folder(*model_, path, config_.checkpoint.initial_load_in_hf_quantized, part_of());
+    load_hf_folder(*model_, path,
+                   {.quantized = config_.checkpoint.initial_load_in_hf_quantized,
+                    .compare_copies = dims_.is_first(),
+                    .part_of = part_of()});
   } else {
-    const checkpoint::CheckpointReader reader(checkpoint::open_source(path)->path());
-    if (config_.checkpoint.verify_on_load) reader.verify();
+    const fs::path step_folder = checkpoint::open_source(path)->path();
+    if (config_.checkpoint.verify_on_load) {
+      checkpoint::verify_together(step_folder, dims_.all.get());
+    }
+    const checkpoint::CheckpointReader reader(step_folder);
     load_model_tensors(*model_, reader, reader.path().string(), part_of());
   }
 }
@@ -220,8 +233,7 @@ void load_model_tensors(deepseek_v3::Model& model, const checkpoint::TensorSourc
   }
   const at::NoGradGuard no_grad;
   for (const auto& state : state_tensors(model)) {
-    state.tensor->copy_(
-        nn::take_part(source.load(state.name), part_of(state), state.tensor->sizes()));
+    state.tensor->copy_(load_part(source, state.name, part_of(state), state.tensor->sizes()));
   }
 }
 

@@ -52,7 +52,7 @@ TrainedModel load_trained_model(const JobConfig& config, const std::string& chec
     load_model_tensors(*trained.model, reader, trained.source);
   } else {
     load_hf_folder(*trained.model, trained.source,
-                   config.checkpoint.initial_load_in_hf_quantized);
+                   {.quantized = config.checkpoint.initial_load_in_hf_quantized});
   }
   return trained;
 }

@@ -132,12 +132,26 @@ StepMetrics Trainer::step() {
   return metrics;
 }
 
+data::RowRange Trainer::rows_of_step() const {
+  return data::rows_of_rank({.position = progress_.rows,
+                             .global_batch_size = static_cast<uint64_t>(batch_sizes_.global),
+                             .rank = static_cast<uint64_t>(dims_.data_rank()),
+                             .num_ranks = static_cast<uint64_t>(dims_.data_size())});
+}
+
+std::optional<int> Trainer::rank_out_of_data() const {
+  if (config_.training.repeat) return std::nullopt;
+  const auto rows = rows_of_step();
+  const auto there = dataset_->num_rows();
+  const bool has_all = !there || rows.first + rows.count <= *there;
+  const int none = dims_.all->size();
+  const int64_t first = dtensor::reduce_number(*dims_.all, has_all ? none : dims_.all->rank(),
+                                               dtensor::Reduction::kMin);
+  return first == none ? std::nullopt : std::optional(narrow<int>(first));
+}
+
 Trainer::StepData Trainer::load_step() const {
-  const auto rows =
-      data::rows_of_rank({.position = progress_.rows,
-                          .global_batch_size = static_cast<uint64_t>(batch_sizes_.global),
-                          .rank = static_cast<uint64_t>(dims_.data_rank()),
-                          .num_ranks = static_cast<uint64_t>(dims_.data_size())});
+  const auto rows = rows_of_step();
   StepData data;
   for (int64_t i = 0; i < batch_sizes_.micro_batches(); ++i) {
     const uint64_t first = rows.first + static_cast<uint64_t>(i * batch_sizes_.local);

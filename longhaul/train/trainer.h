@@ -59,6 +59,10 @@ class Trainer {
   // or if the weights or router biases are not finite.
   StepMetrics step();
 
+  // The first rank that has not all rows of one more step; nothing while all have, as always with
+  // training.repeat. Collective.
+  std::optional<int> rank_out_of_data() const;
+
   // The state as a checkpoint, which all ranks save together. It shares the tensors' storage, and
   // ends before the next step.
   checkpoint::Snapshot snapshot() const;
@@ -91,6 +95,7 @@ class Trainer {
   // On the Meta device.
   at::Tensor shape_of_whole(const nn::NamedParameter& state, at::ScalarType dtype) const;
   void restore_moments(const checkpoint::CheckpointReader& reader);
+  data::RowRange rows_of_step() const;
   StepData load_step() const;
   // The batch where and how the model takes it.
   deepseek_v3::Batch placed(const deepseek_v3::Batch& host_batch) const;

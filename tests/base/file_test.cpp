@@ -40,6 +40,36 @@ TEST(File, ReadsFilesOfUnknownSize) {
   EXPECT_THAT(read_file("/proc/self/status"), HasSubstr("Name:"));
 }
 
+TEST(File, ReadsPartsFromTheirPlaces) {
+  const TempFolder folder;
+  write_atomic(folder / "a", "0123456789");
+  const FileReader reader(folder / "a");
+  std::string part(4, ' ');
+  const auto bytes = std::as_writable_bytes(std::span(part));
+  reader.read(3, bytes);
+  EXPECT_EQ(part, "3456");
+  reader.read(0, bytes);
+  EXPECT_EQ(part, "0123");
+  EXPECT_THAT(error_of<UserError>([&] { reader.read(8, bytes); }),
+              HasSubstr("a' is truncated: it ends at byte 10"));
+  EXPECT_THROW(FileReader(folder / "missing"), FileError);
+}
+
+// More than the disk is told of at a time, in pieces that do not fit.
+TEST(File, LargeFilesAreWholeHoweverTheyAreWritten) {
+  const TempFolder folder;
+  std::string text(30'000'000, ' ');
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>('a' + i * i % 23);
+  for (const size_t piece : {text.size(), size_t{9'999'991}, size_t{1} << 20}) {
+    FileWriter writer(folder / "large");
+    for (size_t at = 0; at < text.size(); at += piece) {
+      writer.write(std::string_view(text).substr(at, piece));
+    }
+    writer.finish();
+    EXPECT_EQ(read_file(folder / "large"), text) << piece;
+  }
+}
+
 TEST(File, ErrorsNamePathReasonAndRemedy) {
   const TempFolder folder;
   const std::string missing = error_of<FileError>([&] { read_file(folder / "missing"); });

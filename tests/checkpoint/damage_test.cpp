@@ -139,8 +139,36 @@ TEST_F(Damage, ManifestGarbage) {
 }
 
 TEST_F(Damage, ManifestOfANewerFormat) {
-  forge_manifest([](auto& json) { json["format_version"] = 2; });
-  EXPECT_THAT(load_error(), HasSubstr("written in format 2, this longhaul reads format 1"));
+  forge_manifest([](auto& json) { json["format_version"] = 3; });
+  EXPECT_THAT(load_error(), HasSubstr("written in format 3, this longhaul reads formats 1 to 2"));
+}
+
+// There a file's checksum was of all its bytes.
+TEST_F(Damage, ManifestOfTheFirstFormatIsRead) {
+  forge_manifest([&](auto& json) {
+    json["format_version"] = 1;
+    for (auto& [name, entry] : json["files"].items()) {
+      entry.erase("header_bytes");
+      entry["checksum"] = hash_hex(slurp(file(name)));
+    }
+  });
+  expect_same(load(step_), make_snapshot(100));
+  const std::string name = "model-00001.safetensors";
+  for (const uintmax_t place : {uintmax_t{20}, fs::file_size(file(name)) - 1}) {
+    flip_byte(file(name), place);
+    EXPECT_THAT(load_error(), HasSubstr(name));
+    flip_byte(file(name), place);
+  }
+}
+
+// Every byte of a file is in its header or in a tensor that the manifest names.
+TEST_F(Damage, ManifestThatLeavesBytesWithoutAChecksum) {
+  const std::string good = slurp(file(kManifestName));
+  forge_manifest([](auto& json) { json["tensors"].erase("model.fp64"); });
+  EXPECT_THAT(load_error(), HasSubstr("holds what the manifest does not name"));
+  spill(file(kManifestName), good);
+  forge_manifest([](auto& json) { json["files"]["model-00001.safetensors"]["header_bytes"] = 8; });
+  EXPECT_THAT(load_error(), HasSubstr("holds what the manifest does not name"));
 }
 
 TEST_F(Damage, ManifestThatContradictsItselfOrTheFiles) {

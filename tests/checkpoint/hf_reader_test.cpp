@@ -48,13 +48,13 @@ TEST_F(HfFolder, ReadsShards) {
   EXPECT_THAT(error_of<UserError>([&] { reader.load("d"); }), HasSubstr("no tensor 'd'"));
 }
 
-TEST_F(HfFolder, ConvertsOnRequest) {
+TEST_F(HfFolder, ReadsRows) {
   const HfReader reader(folder_.path());
-  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
-    const at::Tensor loaded = reader.load("a", type);
-    EXPECT_EQ(loaded.scalar_type(), type);
-    EXPECT_TRUE(at::equal(loaded, a_.to(type)));
-  }
+  EXPECT_TRUE(at::equal(reader.load_rows("a", 2, 3), a_.narrow(0, 2, 3)));
+  EXPECT_TRUE(at::equal(reader.load_rows("c", 1, 1), c_.narrow(0, 1, 1)));
+  EXPECT_EQ(reader.load_rows("c", 2, 0).sizes(), (std::vector<int64_t>{0, 2}));
+  EXPECT_THAT(error_of<Error>([&] { reader.load_rows("c", 1, 2); }),
+              HasSubstr("rows 1 to 3 of 'c' [2, 2]"));
 }
 
 TEST_F(HfFolder, MissingShard) {

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "longhaul/checkpoint/tensor_file.h"
 #include "tests/support/quantized.h"
 #include "tests/support/temp_folder.h"
@@ -46,6 +48,34 @@ TEST_F(QuantizedFolder, EveryElementTimesTheScaleOfItsBlock) {
     EXPECT_EQ(weights.problem("w"), "");
     EXPECT_TRUE(at::equal(weights.load("w"), testing::dequantized(weight, scales)))
         << rows << " x " << columns;
+  }
+}
+
+// Bytes that this process has asked the system for.
+int64_t bytes_read() {
+  std::ifstream in("/proc/self/io");
+  std::string key;
+  int64_t value = 0;
+  in >> key >> value;
+  return key == "rchar:" ? value : -1;
+}
+
+// Rows of part of a block, of several blocks, and none; those of others stay on the disk.
+TEST_F(QuantizedFolder, RowsAreThoseOfTheWholeAndAllThatIsRead) {
+  const auto [weight, scales] = testing::quantized(testing::normal({700, 1300}, 3));
+  write({{"w", weight}, {"w_scale_inv", scales}, {"a", weight.to(at::kFloat)}});
+  const HfWeights weights(folder_.path());
+  for (const char* name : {"w", "a"}) {
+    const at::Tensor whole = weights.load(name);
+    const int64_t row_bytes = 1300 * (std::string(name) == "w" ? 1 : 4);
+    for (const auto& [first, count] : std::vector<std::pair<int64_t, int64_t>>{
+             {0, 1}, {1, 127}, {100, 60}, {127, 2}, {128, 128}, {383, 1}, {300, 400}, {5, 0}}) {
+      const int64_t before = bytes_read();
+      EXPECT_TRUE(at::equal(weights.load_rows(name, first, count), whole.narrow(0, first, count)))
+          << name << " " << first << " " << count;
+      // The scales are looked at, too.
+      EXPECT_LE(bytes_read() - before, count * row_bytes + 2000);
+    }
   }
 }
 

@@ -179,7 +179,7 @@ TEST(HfWriter, WhatADeadProcessHasLeftGoesWhatALivingOneHoldsStays) {
   EXPECT_THAT(files_in(folder.path()), ElementsAre(".other.tmp-1", ".out.tmp-2", "out"));
 }
 
-// All ranks fetch in the same order, the first one writes; a failure of its is everybody's.
+// All ranks fetch in the same order, and each writes its share; a failure of one is everybody's.
 TEST(HfWriter, OnRanks) {
   const TempFolder folder;
   const Contents contents;
@@ -199,6 +199,15 @@ TEST(HfWriter, OnRanks) {
   };
   test::run_ranks(3, [&](dtensor::World& world) { write(world, "out"); });
   expect_contents(folder / "out", contents);
+  EXPECT_TRUE(fs::exists(folder / "out/model-00003-of-00003.safetensors"));
+  if (fault::kCompiledIn) {
+    const fault::Armed armed("hf_folder.shard:2:enospc");
+    EXPECT_THAT(error_of<Error>([&] {
+                  test::run_ranks(3, [&](dtensor::World& world) { write(world, "full"); });
+                }),
+                HasSubstr("No space left on device"));
+    EXPECT_THAT(files_in(folder.path()), ElementsAre("out"));
+  }
   for (const char* name : {"in_a_file/out", "out"}) {
     test::spill(folder / "in_a_file", "");
     std::atomic<int> failures = 0;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "longhaul/base/fault.h"
 #include "longhaul/base/hash.h"
 #include "longhaul/base/json.h"
 #include "longhaul/checkpoint/checkpoint.h"
@@ -18,13 +19,6 @@ using test::TempFolder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::vector<std::string> sorted_names(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 TEST(SaveLoad, RoundTrip) {
   const TempFolder folder;
   const Snapshot snapshot = make_snapshot(100);
@@ -32,9 +26,9 @@ TEST(SaveLoad, RoundTrip) {
   EXPECT_EQ(path, folder / "a/b/step-100");
   expect_same(load(path), snapshot);
   expect_same(load(path, false), snapshot);
-  EXPECT_THAT(sorted_names(folder / "a/b"), ElementsAre("step-100"));
-  EXPECT_THAT(sorted_names(path), ElementsAre("manifest.json", "model-00001.safetensors",
-                                              "optimizer-00001.safetensors"));
+  EXPECT_THAT(names_in(folder / "a/b"), ElementsAre("step-100"));
+  EXPECT_THAT(names_in(path), ElementsAre("manifest.json", "model-00001.safetensors",
+                                          "optimizer-00001.safetensors"));
 }
 
 TEST(SaveLoad, ShardsAreSplitBySize) {
@@ -42,10 +36,61 @@ TEST(SaveLoad, ShardsAreSplitBySize) {
   const Snapshot snapshot = make_snapshot(1);
   const fs::path path = save(folder.path(), snapshot, {.max_shard_bytes = 300});
   int shards = 0;
-  for (const auto& name : sorted_names(path)) shards += name.starts_with("model-");
+  for (const auto& name : names_in(path)) shards += name.starts_with("model-");
   EXPECT_GT(shards, 3);
   EXPECT_TRUE(fs::exists(path / "optimizer-00002.safetensors"));
   expect_same(load(path), snapshot);
+}
+
+// Tensors of several MiB go through threads, in several files at once.
+Snapshot make_large(int64_t step) {
+  Snapshot snapshot;
+  snapshot.step = step;
+  for (int64_t i = 0; i < 12; ++i) {
+    const at::Tensor ramp = at::arange(700'001 + 1000 * i, at::kFloat).mul(0.5 + i);
+    snapshot.tensors[fmt::format("model.{}", i)] = i % 3 == 0 ? ramp.to(at::kBFloat16) : ramp;
+    snapshot.tensors[fmt::format("optimizer.{}", i)] =
+        ramp.narrow(0, 0, 700'000).view({700, 1000}).t();
+    snapshot.tensors[fmt::format("optimizer.small.{}", i)] = ramp.narrow(0, 5, i);
+  }
+  return snapshot;
+}
+
+TEST(SaveLoad, LargeTensorsInManyFiles) {
+  const TempFolder folder;
+  const Snapshot snapshot = make_large(3);
+  int64_t told = 0;
+  const SaveOptions options{.max_shard_bytes = 7'000'000,
+                            .progress = [&](int64_t bytes) { told = bytes; }};
+  const fs::path path = save(folder.path(), snapshot, options);
+  const Manifest manifest = read_manifest(path);
+  EXPECT_GE(manifest.files.size(), 10u);
+  expect_same(load(path), snapshot);
+  expect_same(load(path, false), snapshot);
+  int64_t bytes = 0;
+  for (const auto& [name, tensor] : snapshot.tensors) {
+    const at::Tensor contents = tensor.contiguous();
+    EXPECT_EQ(manifest.tensors.at(name).checksum,
+              hash_hex(contents.const_data_ptr(), contents.nbytes()));
+    bytes += static_cast<int64_t>(contents.nbytes());
+  }
+  EXPECT_EQ(told, bytes);
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("step-3"));
+}
+
+TEST(SaveLoad, AFullDiskInOneOfManyFilesLeavesNothing) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const TempFolder folder;
+  const Snapshot snapshot = make_large(3);
+  for (const char* place : {"checkpoint.tensor:1", "checkpoint.tensor:11", "checkpoint.tensor:36",
+                            "file.write:20", "file.sync:2", "checkpoint.shard:9"}) {
+    SCOPED_TRACE(place);
+    const fault::Armed armed(std::string(place) + ":enospc");
+    EXPECT_THAT(
+        error_of<UserError>([&] { save(folder.path(), snapshot, {.max_shard_bytes = 7'000'000}); }),
+        HasSubstr("no space left on device"));
+    EXPECT_TRUE(names_in(folder.path()).empty());
+  }
 }
 
 TEST(SaveLoad, EmptySnapshot) {
@@ -58,12 +103,14 @@ TEST(SaveLoad, ManifestVouchesForFilesAndTensors) {
   const TempFolder folder;
   const fs::path path = save(folder.path(), make_snapshot(7));
   const auto json = parse_json(test::slurp(path / kManifestName), "manifest");
-  EXPECT_EQ(json["format_version"], 1);
+  EXPECT_EQ(json["format_version"], 2);
   EXPECT_EQ(json["step"], 7);
   EXPECT_EQ(json["kind"], "full");
   const std::string file = test::slurp(path / "model-00001.safetensors");
   EXPECT_EQ(json["files"]["model-00001.safetensors"]["bytes"], file.size());
-  EXPECT_EQ(json["files"]["model-00001.safetensors"]["checksum"], hash_hex(file));
+  const size_t header_bytes = json["files"]["model-00001.safetensors"]["header_bytes"];
+  EXPECT_EQ(json["files"]["model-00001.safetensors"]["checksum"],
+            hash_hex(file.substr(0, header_bytes)));
   const auto& tensor = json["tensors"]["model.transposed"];
   EXPECT_EQ(tensor["shape"], (std::vector<int64_t>{20, 3}));
   EXPECT_EQ(tensor["dtype"], "F32");
@@ -82,10 +129,9 @@ TEST(SaveLoad, SavingAStepAgainReplacesIt) {
   snapshot.tensors["model.fp16"] = at::zeros({2}, at::kHalf);
   save(folder.path(), snapshot);
   expect_same(load(folder / "step-5"), snapshot);
-  EXPECT_THAT(sorted_names(folder.path()), ElementsAre("step-5"));
-  EXPECT_THAT(
-      sorted_names(folder / "step-5"),
-      ElementsAre("manifest.json", "model-00001.safetensors", "optimizer-00001.safetensors"));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("step-5"));
+  EXPECT_THAT(names_in(folder / "step-5"), ElementsAre("manifest.json", "model-00001.safetensors",
+                                                       "optimizer-00001.safetensors"));
 }
 
 TEST(SaveLoad, ModelOnlyNeverReplacesAFullOne) {
@@ -113,7 +159,7 @@ TEST(SaveLoad, RefusesWhatCannotBeSaved) {
               HasSubstr("optimizer.model"));
   snapshot = make_snapshot(-1);
   EXPECT_THROW(save(folder.path(), snapshot), Error);
-  EXPECT_TRUE(sorted_names(folder.path()).empty());
+  EXPECT_TRUE(names_in(folder.path()).empty());
 }
 
 TEST(SaveLoad, FolderThatCannotBeMade) {
@@ -133,9 +179,9 @@ TEST(SaveLoad, StaleTemporariesAreRemoved) {
   }
   fs::create_directory(folder / ".step-4.backup");
   // A save in progress, of another process or of another thread of this one.
-  const TemporaryStep living(folder.path(), 9);
+  const TemporaryFolder living(folder / "step-9");
   save(folder.path(), make_snapshot(4));
-  EXPECT_THAT(sorted_names(folder.path()),
+  EXPECT_THAT(names_in(folder.path()),
               ElementsAre(".step-4.backup", living.path().filename(), "step-4"));
 }
 

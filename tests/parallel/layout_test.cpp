@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 
 #include <set>
+#include <sstream>
 
 #include "longhaul/checkpoint/checkpoint.h"
 #include "tests/parallel/layout_harness.h"
+#include "tests/support/temp_folder.h"
 
 namespace longhaul::testing {
 namespace {
@@ -296,6 +298,30 @@ TEST(LayoutRuns, ValidationReadsEachRowOnce) {
     }
     expect_same(actual, expected);
   }
+}
+
+// Ranks that see data of their own, such as folders of different nodes, end together, too.
+TEST(LayoutRuns, TheRankWithTheLeastDataEndsTheRun) {
+  const LayoutJob job;
+  std::istringstream rows(test::slurp(job.folder() / "rows.jsonl"));
+  std::string fewer, line;
+  for (int i = 0; i < 2 * kRowsOfAStep && std::getline(rows, line); ++i) fewer += line + "\n";
+  write_text(job.folder() / "fewer.jsonl", fewer);
+  const Overrides once = {"--training.repeat", "false", "--training.steps", "50"};
+  auto short_data = once;
+  short_data.insert(short_data.end(),
+                    {"--training.dataset_path", (job.folder() / "fewer.jsonl").string()});
+  const Layout layout{.dp_shard = 3};
+  const JobConfig plenty = job.config(layout, "run", once);
+  const JobConfig little = job.config(layout, "run", short_data);
+  const std::atomic<bool> stop{false};
+  std::atomic<int> finished{0};
+  test::run_ranks(3, [&](dtensor::World& world) {
+    const auto outcome = train::run_training(world.rank() == 1 ? little : plenty, stop, world);
+    finished += outcome == train::Outcome::kFinished;
+  });
+  EXPECT_EQ(finished, 3);
+  EXPECT_EQ(job.result("run").metrics.size(), 2u);
 }
 
 // What cannot be dealt out is an error of the job, on all ranks.

@@ -90,7 +90,7 @@ TEST_F(Convert, MtpTensorsThatDifferFromTheTrunks) {
   // A model without such a norm says that it does not take it.
   v3::Model model(v3::parse_model_config(golden_json("tt_mtp_yarn"), "golden"), {});
   const test::LogCapture own_log;
-  train::load_hf_folder(model, path("theirs").string(), /*quantized=*/false);
+  train::load_hf_folder(model, path("theirs").string(), {});
   EXPECT_THAT(own_log.text(), HasSubstr(norm + " (here model.norm.weight)"));
 }
 

@@ -27,7 +27,7 @@ v3::Model golden_shape(const std::string& name = "hf_base") {
 
 std::string load_error(v3::Model& model, const fs::path& folder, bool quantized = true) {
   try {
-    train::load_hf_folder(model, folder.string(), quantized);
+    train::load_hf_folder(model, folder.string(), {.quantized = quantized});
   } catch (const UserError& error) {
     return error.what();
   }

@@ -179,6 +179,16 @@ void check(const Model& model, const std::map<std::string, Target>& wanted,
   tell_of_spare(model, source, spare);
 }
 
+// What of a tensor is ours.
+Tensor load_part(const HfSource& source, const std::string& name, const Target& target) {
+  const auto sizes = target.tensor.sizes();
+  if (!source.load_rows || sizes.empty()) {
+    return nn::take_part(source.load(name), target.part, sizes);
+  }
+  const Tensor rows = source.load_rows(name, target.part.offsets[0], sizes[0]);
+  return nn::take_part(rows, nn::within_rows(target.part, sizes), sizes);
+}
+
 }  // namespace
 
 void check_hf(Model& model, const HfSource& source, const PartOf& part_of) {
@@ -191,7 +201,7 @@ void load_hf(Model& model, const HfSource& source, const PartOf& part_of) {
   const at::NoGradGuard no_grad;
   for (auto& [name, target] : wanted) {
     if (!target.tensor.defined() || target.tensor.numel() == 0) continue;
-    target.tensor.copy_(nn::take_part(source.load(name), target.part, target.tensor.sizes()));
+    target.tensor.copy_(load_part(source, name, target));
   }
 }
 

@@ -33,6 +33,9 @@ struct HfSource {
   std::vector<std::string> names;
   std::function<std::vector<int64_t>(const std::string&)> shape;
   std::function<Tensor(const std::string&)> load;
+  // Rows first .. first + count - 1 (dim 0) of what load() returns. May be null: then all of it is
+  // loaded.
+  std::function<Tensor(const std::string&, int64_t first, int64_t count)> load_rows = nullptr;
   // What else is wrong with a tensor; empty: nothing. May be null.
   std::function<std::string(const std::string&)> problem = nullptr;
   // Whether two tensors hold the same values. May be null: then they are loaded.

@@ -1,0 +1,110 @@
+#include "longhaul/checkpoint/shard_writer.h"
+
+#include <map>
+#include <optional>
+
+#include "longhaul/base/background.h"
+#include "longhaul/base/fault.h"
+
+namespace longhaul::checkpoint {
+namespace {
+
+// Files of a rank that are written side by side.
+constexpr int kLanes = 4;
+// Smaller tensors are not worth a thread.
+constexpr int64_t kSmallBytes = int64_t{1} << 20;
+
+// Files that are written one after another.
+class Lane {
+ public:
+  // Without `beside` on the caller's thread.
+  Lane(const ShardWriterOptions& options, bool beside) : options_(options), beside_(beside) {}
+
+  // The next tensor of the lane.
+  void write(const Shard& shard, size_t index, const at::Tensor& contents);
+  bool failed() const { return background_.failed(); }
+  // Throws the first error.
+  void finish(Manifest& all);
+
+ private:
+  void open(const Shard& shard);
+  void write_now(const Shard& shard, size_t index, const at::Tensor& host);
+  void close(const Shard& shard);
+
+  const ShardWriterOptions& options_;
+  const bool beside_;
+  Manifest part_;
+  std::optional<safetensors::Writer> writer_;
+  Background background_;  // last: its thread uses the others
+};
+
+void Lane::write(const Shard& shard, size_t index, const at::Tensor& contents) {
+  const auto& info = shard.tensors[index];
+  at::Tensor host;
+  background_.run_here([&] { host = on_host(contents, info); });
+  const auto action = [this, &shard, index, host] { write_now(shard, index, host); };
+  const bool is_last = index + 1 == shard.tensors.size();
+  const bool beside = beside_ && (planned_bytes(info) >= kSmallBytes || is_last);
+  beside ? background_.run(action) : background_.run_here(action);
+}
+
+void Lane::open(const Shard& shard) {
+  writer_.emplace(options_.folder / shard.file, shard.tensors, options_.metadata,
+                  safetensors::Writer::Order::kAsGiven);
+}
+
+void Lane::write_now(const Shard& shard, size_t index, const at::Tensor& host) {
+  if (index == 0) open(shard);
+  fault::at(options_.fault_place + ".tensor");
+  const auto& planned = shard.tensors[index];
+  const size_t bytes = host.nbytes();
+  const std::string checksum = writer_->write(planned.name, host.const_data_ptr(), bytes);
+  const int64_t end = writer_->file_bytes();
+  part_.tensors[planned.name] = {
+      planned.dtype, planned.shape, checksum, {shard.file, end - narrow<int64_t>(bytes), end}};
+  if (index + 1 == shard.tensors.size()) close(shard);
+}
+
+void Lane::close(const Shard& shard) {
+  writer_->finish();
+  part_.files[shard.file] = {writer_->file_bytes(), writer_->data_start(), writer_->header_hash()};
+  writer_.reset();
+  fault::at(options_.fault_place + ".shard");
+}
+
+void Lane::finish(Manifest& all) {
+  background_.finish();
+  all.tensors.merge(part_.tensors);
+  all.files.merge(part_.files);
+}
+
+}  // namespace
+
+Manifest write_shards(const std::vector<Shard>& shards, const Contents& contents,
+                      const ShardWriterOptions& options) {
+  const int rank = options.ranks == nullptr ? 0 : options.ranks->rank();
+  const bool others_ask = contents.fetched && options.ranks != nullptr && options.ranks->size() > 1;
+  // One fetched tensor at a time takes memory, unless other ranks would have to wait for it.
+  const bool beside = !contents.fetched || others_ask;
+  std::map<int, Lane> lanes;
+  int64_t done_bytes = 0;
+  for (const Turn& turn : plan_turns(shards, contents.fetched ? 1 : kLanes, contents.source)) {
+    const bool own = turn.writer == rank;
+    Lane* lane = own ? &lanes.try_emplace(turn.lane, options, beside).first->second : nullptr;
+    for (size_t i = turn.begin; i < turn.end; ++i) {
+      const auto& info = shards[turn.shard].tensors[i];
+      if (own || others_ask) {
+        const at::Tensor tensor = contents.of(info);
+        if (own) lane->write(shards[turn.shard], i, tensor);
+      }
+      done_bytes += planned_bytes(info);
+    }
+    if (own && !others_ask && lane->failed()) break;
+    if (options.progress) options.progress(done_bytes);
+  }
+  Manifest all;
+  for (auto& [number, lane] : lanes) lane.finish(all);
+  return all;
+}
+
+}  // namespace longhaul::checkpoint
