@@ -14,6 +14,12 @@ namespace longhaul::data {
 
 // How deep components may stand in each other; published files need two.
 constexpr int kMostNested = 16;
+// How many there may be in all; published files have four.
+constexpr size_t kMostSteps = 64;
+
+inline void check_steps(size_t count, const char* part) {
+  if (count > kMostSteps) fail_user("{}: more than {} components", part, kMostSteps);
+}
 
 inline const nlohmann::json& field(const nlohmann::json& object, const char* key) {
   static const nlohmann::json null;

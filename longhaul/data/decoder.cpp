@@ -7,6 +7,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/data/byte_alphabet.h"
 #include "longhaul/data/component.h"
+#include "longhaul/data/growth_limit.h"
 #include "longhaul/data/normalizer.h"
 #include "longhaul/data/utf8.h"
 
@@ -132,6 +133,7 @@ Decoder::Decoder(const nlohmann::json& description) {
 }
 
 void Decoder::add(const nlohmann::json& component, int depth) {
+  check_steps(steps_.size(), "decoder");
   const std::string type = type_of(component);
   if (type == "Sequence") {
     for (const auto& part : parts_of(component, "decoders", depth)) add(part, depth + 1);

@@ -4,6 +4,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/data/component.h"
+#include "longhaul/data/growth_limit.h"
 
 namespace longhaul::data {
 namespace {
@@ -23,6 +24,7 @@ Normalizer::Normalizer(const nlohmann::json& description) {
 }
 
 void Normalizer::add(const nlohmann::json& component, int depth) {
+  check_steps(steps_.size(), "normalizer");
   const std::string type = type_of(component);
   if (type == "Sequence") {
     for (const auto& part : parts_of(component, "normalizers", depth)) add(part, depth + 1);
@@ -57,32 +59,41 @@ TextNormalizer::Result TextNormalizer::apply(std::string_view text) {
   Result result{std::string(text), true};
   const size_t most = most_bytes_from(text.size());
   for (size_t i = 0; i < normalizer_->steps().size() && !result.text.empty(); ++i) {
-    const auto& step = normalizer_->steps()[i];
-    if (const auto* form = std::get_if<NormalForm>(&step)) {
-      result.text = normal_form(*form, result.text);
-    } else if (std::holds_alternative<Normalizer::Lowercase>(step)) {
-      result.text = lower_case(result.text);
-    } else if (const auto* strip = std::get_if<Normalizer::Strip>(&step)) {
-      if (strip->right) result.text.resize(begin_of_trailing_space(result.text));
-      const size_t left = strip->left ? end_of_leading_space(result.text) : 0;
-      result.text.erase(0, left);
-      result.keeps_start = result.keeps_start && left == 0;
-    } else if (const auto* prepend = std::get_if<Normalizer::Prepend>(&step)) {
-      result.text.insert(0, prepend->text);
-    } else {
-      auto& matcher = matchers_[matcher_of_step_[i]];
-      const auto& content = std::get<Normalizer::Replace>(step).content;
-      if (content.empty() && result.keeps_start) {
-        const auto first = matcher.find(result.text, 0);
-        result.keeps_start = !first || first->begin > 0 || first->end == 0;
-      }
-      result.text = replace_all(matcher, result.text, content, most);
-    }
+    std::visit([&](const auto& step) { run(step, matcher_of_step_[i], most, result); },
+               normalizer_->steps()[i]);
     if (result.text.size() > most) {
       fail_user("normalizer: it makes more than {} bytes of a text of {}", most, text.size());
     }
   }
   return result;
+}
+
+void TextNormalizer::run(NormalForm form, size_t, size_t, Result& result) {
+  result.text = normal_form(form, result.text);
+}
+
+void TextNormalizer::run(const Normalizer::Lowercase&, size_t, size_t, Result& result) {
+  result.text = lower_case(result.text);
+}
+
+void TextNormalizer::run(const Normalizer::Strip& strip, size_t, size_t, Result& result) {
+  if (strip.right) result.text.resize(begin_of_trailing_space(result.text));
+  const size_t left = strip.left ? end_of_leading_space(result.text) : 0;
+  result.text.erase(0, left);
+  result.keeps_start = result.keeps_start && left == 0;
+}
+
+void TextNormalizer::run(const Normalizer::Prepend& prepend, size_t, size_t, Result& result) {
+  result.text.insert(0, prepend.text);
+}
+
+void TextNormalizer::run(const Normalizer::Replace& replace, size_t matcher, size_t most,
+                         Result& result) {
+  if (replace.content.empty() && result.keeps_start) {
+    const auto first = matchers_[matcher].find(result.text, 0);
+    result.keeps_start = !first || first->begin > 0 || first->end == 0;
+  }
+  result.text = replace_all(matchers_[matcher], result.text, replace.content, most);
 }
 
 std::string replace_all(RegexMatcher& pattern, std::string_view text, std::string_view content,
@@ -96,8 +107,5 @@ std::string replace_all(RegexMatcher& pattern, std::string_view text, std::strin
   });
   return out;
 }
-
-// Compatibility forms make 11 times the bytes of a character; a few Replaces on top.
-size_t most_bytes_from(size_t size) { return (size_t{1} << 20) + 64 * size; }
 
 }  // namespace longhaul::data

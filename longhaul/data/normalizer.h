@@ -56,6 +56,13 @@ class TextNormalizer {
   Result apply(std::string_view text);
 
  private:
+  // One step on `result`; `matcher`: the place of a Replace's.
+  void run(NormalForm form, size_t matcher, size_t most, Result& result);
+  void run(const Normalizer::Lowercase&, size_t matcher, size_t most, Result& result);
+  void run(const Normalizer::Strip& strip, size_t matcher, size_t most, Result& result);
+  void run(const Normalizer::Prepend& prepend, size_t matcher, size_t most, Result& result);
+  void run(const Normalizer::Replace& replace, size_t matcher, size_t most, Result& result);
+
   const Normalizer* normalizer_;
   std::vector<RegexMatcher> matchers_;  // one a Replace, in their order
   std::vector<size_t> matcher_of_step_;
@@ -64,8 +71,5 @@ class TextNormalizer {
 // `text` with every match replaced by `content`, no longer than `most` bytes (else UserError).
 std::string replace_all(RegexMatcher& pattern, std::string_view text, std::string_view content,
                         size_t most);
-
-// How long a text of `size` bytes may become.
-size_t most_bytes_from(size_t size);
 
 }  // namespace longhaul::data

@@ -1,5 +1,6 @@
 #include "longhaul/data/piece_cutter.h"
 
+#include "longhaul/base/error.h"
 #include "longhaul/data/byte_alphabet.h"
 #include "longhaul/data/utf8.h"
 
@@ -88,14 +89,20 @@ void PieceCutter::run(size_t step, std::string_view text, bool at_start, const S
     if (cut->behavior == SplitBehavior::kIsolated) return isolate(step, text, at_start, sink);
     split(step, *cut, text, at_start, sink);
   } else if (std::holds_alternative<PreTokenizer::SpellBytes>(what)) {
-    run(step + 1, to_byte_alphabet(text), at_start, sink);
+    run_on_changed(step + 1, to_byte_alphabet(text), at_start, sink);
   } else if (const auto* metaspace = std::get_if<PreTokenizer::Metaspace>(&what)) {
-    run(step + 1, with_metaspace(*metaspace, text, at_start), at_start, sink);
+    run_on_changed(step + 1, with_metaspace(*metaspace, text, at_start), at_start, sink);
   } else if (text[0] == ' ') {  // PrefixBlank
     run(step + 1, text, at_start, sink);
   } else {
-    run(step + 1, " " + std::string(text), at_start, sink);
+    run_on_changed(step + 1, " " + std::string(text), at_start, sink);
   }
+}
+
+void PieceCutter::run_on_changed(size_t step, const std::string& text, bool at_start,
+                                 const Sink& sink) {
+  if (text.size() > most_) fail_user("pre_tokenizer: it makes more than {} bytes of a text", most_);
+  run(step, text, at_start, sink);
 }
 
 // The usual behavior: both the matches and what lies between them are pieces.

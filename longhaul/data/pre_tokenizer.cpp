@@ -51,6 +51,7 @@ PreTokenizer::PreTokenizer(const nlohmann::json& description) {
 }
 
 void PreTokenizer::add(const nlohmann::json& component, int depth) {
+  check_steps(steps_.size(), "pre_tokenizer");
   const std::string type = type_of(component);
   if (type == "Sequence") {
     for (const auto& part : parts_of(component, "pretokenizers", depth)) add(part, depth + 1);

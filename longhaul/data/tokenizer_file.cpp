@@ -44,9 +44,9 @@ AddedToken read_added_token(const json& entry) {
 }
 
 // What a token with `normalized` reads in normalized text, and what the decoder gets for it.
-void normalize(AddedToken& token, const TokenizerParts& parts) {
+void normalize(AddedToken& token, TextNormalizer& normalizer) {
   const std::string content = token.content;
-  token.content = TextNormalizer(parts.normalizer).apply(content).text;
+  token.content = normalizer.apply(content).text;
   if (token.content.empty()) {
     fail_user("added_tokens: nothing is left of '{}' once it is normalized", content);
   }
@@ -55,6 +55,7 @@ void normalize(AddedToken& token, const TokenizerParts& parts) {
 void read_added_tokens(const json& entries, TokenizerParts& parts) {
   if (!entries.is_null() && !entries.is_array()) fail_user("added_tokens must be an array");
   const int64_t most = highest_id(parts.id_of_spelling.size() + entries.size());
+  TextNormalizer normalizer(parts.normalizer);
   std::vector<AddedToken> early, late;
   for (const json& entry : entries) {
     AddedToken token = read_added_token(entry);
@@ -67,7 +68,7 @@ void read_added_tokens(const json& entries, TokenizerParts& parts) {
                 token.id, known->second);
     }
     if (token.special) parts.is_special[static_cast<size_t>(token.id)] = true;
-    if (token.normalized) normalize(token, parts);
+    if (token.normalized) normalize(token, normalizer);
     parts.decoded_of_id[static_cast<size_t>(token.id)] = token.content;
     (token.normalized ? late : early).push_back(std::move(token));
   }

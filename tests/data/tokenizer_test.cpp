@@ -164,6 +164,15 @@ TEST(Tokenizer, HostileSizesAreErrors) {
   const json decoder = {{"type", "Sequence"}, {"decoders", bomb}};
   const auto other = Tokenizer::parse(with("/decoder", decoder).dump(), "x");
   EXPECT_THAT(user_error([&] { other.decode(std::vector<int32_t>{0}); }), HasSubstr("more than"));
+  const json spell = {{"type", "ByteLevel"}, {"use_regex", false}};  // doubles "é"
+  const auto sequence = [](const json& parts) -> json {
+    return {{"type", "Sequence"}, {"pretokenizers", parts}};
+  };
+  const json many = sequence(std::vector<json>(60, spell)),
+             too_many = sequence(std::vector<json>(70, spell));
+  const auto speller = Tokenizer::parse(with("/pre_tokenizer", many).dump(), "x");
+  EXPECT_THAT(user_error([&] { speller.encode("é"); }), HasSubstr("more than"));
+  EXPECT_THAT(error_of(with("/pre_tokenizer", too_many)), HasSubstr("more than 64 components"));
   const json slow = {{"type", "Split"},
                      {"pattern", {{"Regex", "(?:a+)+b|(?:a+)+c"}}},
                      {"behavior", "Isolated"},
