@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <limits>
-#include <queue>
 
 #include "longhaul/base/error.h"
 
@@ -11,6 +11,7 @@ namespace longhaul::data {
 namespace {
 
 constexpr int32_t kNoRank = std::numeric_limits<int32_t>::max();
+constexpr int32_t kNone = -1;  // an id that no token has
 constexpr uint64_t kEmpty = ~uint64_t{0};
 
 uint64_t key_of(int32_t left, int32_t right) {
@@ -23,9 +24,7 @@ size_t bucket_of(uint64_t key, size_t mask) {
 
 }  // namespace
 
-BpeModel::BpeModel(std::array<int32_t, 256> byte_ids, std::vector<uint32_t> token_lengths,
-                   std::vector<Merge> merges)
-    : byte_ids_(byte_ids), token_lengths_(std::move(token_lengths)), merges_(std::move(merges)) {
+BpeModel::BpeModel(std::vector<Merge> merges) : merges_(std::move(merges)) {
   table_.assign(std::bit_ceil(merges_.size() * 2 + 2), {kEmpty, kNoRank});
   const size_t mask = table_.size() - 1;
   for (size_t rank = 0; rank < merges_.size(); ++rank) {
@@ -45,25 +44,78 @@ int32_t BpeModel::rank_of(int32_t left, int32_t right) const {
   }
 }
 
-int32_t BpeModel::byte_id(char byte) const {
-  const int32_t id = byte_ids_[static_cast<uint8_t>(byte)];
-  if (id < 0) {
-    fail_user("the tokenizer's vocabulary has no token for the byte 0x{:02x} of the text",
-              static_cast<uint8_t>(byte));
+// A long piece as one slot a symbol: the slot of a token's first symbol holds its id, the others
+// kNone. Both its first and its last slot have the number of its symbols in `lengths`, so that both
+// neighbours of a token are found in constant time. Pairs wait in a heap by rank and place.
+class LongPiece {
+ public:
+  LongPiece(const BpeModel& model, BpeModel::Scratch& scratch)
+      : model_(model), ids_(scratch.ids), lengths_(scratch.lengths), heap_(scratch.heap) {
+    if (ids_.size() > std::numeric_limits<uint32_t>::max()) {
+      fail_user("a piece of {} symbols without a place to cut is too long for the tokenizer",
+                ids_.size());
+    }
+    heap_.clear();
+    lengths_.assign(ids_.size(), 1);
+    for (size_t i = 0; i + 1 < ids_.size(); ++i) {
+      const int32_t rank = model.rank_of(ids_[i], ids_[i + 1]);
+      if (rank != kNoRank) heap_.push_back(entry(rank, i));
+    }
+    std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
   }
-  return id;
+
+  void merge_all() {
+    while (!heap_.empty()) {
+      std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
+      const uint64_t lowest = heap_.back();
+      heap_.pop_back();
+      join(static_cast<uint32_t>(lowest), model_.merges_[lowest >> 32]);
+    }
+  }
+
+  void append_to(std::vector<int32_t>& out) const {
+    for (size_t at = 0; at < ids_.size(); at += lengths_[at]) out.push_back(ids_[at]);
+  }
+
+ private:
+  static uint64_t entry(int32_t rank, size_t at) { return static_cast<uint64_t>(rank) << 32 | at; }
+  size_t before(size_t at) const { return at - lengths_[at - 1]; }
+
+  void push(size_t left, size_t right) {
+    const int32_t rank = model_.rank_of(ids_[left], ids_[right]);
+    if (rank == kNoRank) return;
+    heap_.push_back(entry(rank, left));
+    std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
+  }
+
+  void join(size_t at, const Merge& merge) {
+    if (ids_[at] != merge.left) return;  // joined with something else meanwhile
+    const size_t middle = at + lengths_[at];
+    if (middle >= ids_.size() || ids_[middle] != merge.right) return;
+    const size_t end = middle + lengths_[middle];
+    ids_[middle] = kNone;
+    lengths_[at] = lengths_[end - 1] = static_cast<uint32_t>(end - at);
+    ids_[at] = merge.result;
+    if (at > 0) push(before(at), at);
+    if (end < ids_.size()) push(at, end);
+  }
+
+  const BpeModel& model_;
+  std::vector<int32_t>& ids_;
+  std::vector<uint32_t>& lengths_;
+  std::vector<uint64_t>& heap_;
+};
+
+void BpeModel::encode(Scratch& scratch, std::vector<int32_t>& out) const {
+  if (scratch.ids.size() < kLongPiece) return encode_short(scratch, out);
+  LongPiece long_piece(*this, scratch);
+  long_piece.merge_all();
+  long_piece.append_to(out);
 }
 
-void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& out) const {
-  piece.size() < kLongPiece ? encode_short(piece, scratch, out) : encode_long(piece, scratch, out);
-}
-
-void BpeModel::encode_short(std::string_view piece, Scratch& scratch,
-                            std::vector<int32_t>& out) const {
+void BpeModel::encode_short(Scratch& scratch, std::vector<int32_t>& out) const {
   auto& ids = scratch.ids;
   auto& ranks = scratch.ranks;  // ranks[i]: of the pair (i, i + 1)
-  ids.clear();
-  for (const char byte : piece) ids.push_back(byte_id(byte));
   ranks.clear();
   for (size_t i = 0; i + 1 < ids.size(); ++i) ranks.push_back(rank_of(ids[i], ids[i + 1]));
   while (!ranks.empty()) {
@@ -77,92 +129,6 @@ void BpeModel::encode_short(std::string_view piece, Scratch& scratch,
     if (at + 1 < ids.size()) ranks[at] = rank_of(ids[at], ids[at + 1]);
   }
   out.insert(out.end(), ids.begin(), ids.end());
-}
-
-// A long piece as one slot a byte. The slot of a token's first byte holds its id; of a token of
-// several bytes the last slot holds minus its length and those between hold anything negative. So
-// both neighbours of a token are found in constant time with 4 bytes of memory a byte of text.
-class LongPiece {
- public:
-  LongPiece(const BpeModel& model, std::string_view piece, BpeModel::Scratch& scratch)
-      : model_(model), slots_(scratch.slots), waiting_(scratch.waiting) {
-    waiting_.clear();
-    slots_.resize(piece.size());
-    for (size_t i = 0; i < piece.size(); ++i) slots_[i] = model.byte_id(piece[i]);
-    for (size_t i = 0; i + 1 < piece.size(); ++i) push(i, model.rank_of(slots_[i], slots_[i + 1]));
-  }
-
-  void merge_all() {
-    while (!ranks_.empty()) {
-      const int32_t rank = ranks_.top();
-      ranks_.pop();
-      merge_rank(rank);
-    }
-  }
-
-  void append_to(std::vector<int32_t>& out) const {
-    for (size_t at = 0; at < slots_.size(); at += length(at)) out.push_back(slots_[at]);
-  }
-
- private:
-  size_t length(size_t at) const { return model_.token_lengths_[static_cast<size_t>(slots_[at])]; }
-
-  size_t before(size_t at) const {
-    const int32_t last = slots_[at - 1];
-    return last >= 0 ? at - 1 : at - static_cast<size_t>(-last);
-  }
-
-  void push(size_t at, int32_t rank) {
-    if (rank == kNoRank) return;
-    auto& places = waiting_[rank];
-    if (places.empty()) ranks_.push(rank);
-    places.push_back(static_cast<uint32_t>(at));
-    lowest_pushed_ = std::min(lowest_pushed_, rank);
-  }
-
-  // Joins the pairs of one rank from left to right; steps back where a join made a lower rank.
-  void merge_rank(int32_t rank) {
-    std::vector<uint32_t> places = std::move(waiting_[rank]);
-    waiting_[rank].clear();
-    if (!std::is_sorted(places.begin(), places.end())) std::sort(places.begin(), places.end());
-    lowest_pushed_ = kNoRank;
-    for (size_t i = 0; i < places.size(); ++i) {
-      join(places[i], model_.merges_[static_cast<size_t>(rank)]);
-      if (lowest_pushed_ < rank) {
-        for (size_t rest = i + 1; rest < places.size(); ++rest) push(places[rest], rank);
-        return;
-      }
-    }
-  }
-
-  void join(size_t at, const Merge& merge) {
-    if (slots_[at] != merge.left) return;  // joined with something else meanwhile
-    const size_t middle = at + length(at);
-    if (middle >= slots_.size() || slots_[middle] != merge.right) return;
-    const size_t end = middle + length(middle);
-    slots_[middle] = -1;
-    slots_[end - 1] = -static_cast<int32_t>(end - at);
-    slots_[at] = merge.result;
-    if (at > 0) push(before(at), model_.rank_of(slots_[before(at)], merge.result));
-    if (end < slots_.size()) push(at, model_.rank_of(merge.result, slots_[end]));
-  }
-
-  const BpeModel& model_;
-  std::vector<int32_t>& slots_;
-  std::unordered_map<int32_t, std::vector<uint32_t>>& waiting_;
-  std::priority_queue<int32_t, std::vector<int32_t>, std::greater<>> ranks_;
-  int32_t lowest_pushed_ = kNoRank;
-};
-
-void BpeModel::encode_long(std::string_view piece, Scratch& scratch,
-                           std::vector<int32_t>& out) const {
-  if (piece.size() > std::numeric_limits<int32_t>::max()) {
-    fail_user("a piece of {} bytes without a place to cut is too long for the tokenizer (2 GiB)",
-              piece.size());
-  }
-  LongPiece long_piece(*this, piece, scratch);
-  long_piece.merge_all();
-  long_piece.append_to(out);
 }
 
 }  // namespace longhaul::data

@@ -1,12 +1,10 @@
 // Byte pair encoding of one piece: of all neighbours that have a merge, the pair with the lowest
-// rank (leftmost first) is joined, again and again. It works on bytes and ids and knows neither
-// spelling nor cutting. Called by Tokenizer; the trainer only writes what this reads.
+// rank (leftmost first) is joined, again and again. It works on ids and knows neither spelling nor
+// cutting. Called by Tokenizer; the trainer only writes what this reads.
 #pragma once
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <string_view>
-#include <unordered_map>
 #include <vector>
 
 namespace longhaul::data {
@@ -18,28 +16,26 @@ struct Merge {
 class BpeModel {
  public:
   BpeModel() = default;
-  // byte_ids[b]: the token of the single byte b, or -1 where the vocabulary has none.
-  // token_lengths[id]: bytes of each token. merges: in the order of their rank.
-  BpeModel(std::array<int32_t, 256> byte_ids, std::vector<uint32_t> token_lengths,
-           std::vector<Merge> merges);
+  // merges: in the order of their rank.
+  explicit BpeModel(std::vector<Merge> merges);
 
   // Buffers that are used again from piece to piece; one for each thread.
   struct Scratch {
-    std::vector<int32_t> ids, ranks, slots;
-    std::unordered_map<int32_t, std::vector<uint32_t>> waiting;  // rank -> places
+    std::vector<int32_t> ids;  // the symbols of the piece
+    std::vector<int32_t> ranks;
+    std::vector<uint32_t> lengths;
+    std::vector<uint64_t> heap;
   };
 
-  // Appends the tokens of `piece`; UserError for a byte without a token. Time is about linear in
-  // the length, whatever the piece: short ones are searched, long ones keep their places by rank.
-  void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& out) const;
+  // Appends the tokens of the symbols in scratch.ids, which it uses up. Time is about linear in
+  // their number, whatever they are: few are searched, many wait in a heap.
+  void encode(Scratch& scratch, std::vector<int32_t>& out) const;
 
-  static constexpr size_t kLongPiece = 128;  // bytes
+  static constexpr size_t kLongPiece = 128;  // symbols
 
  private:
   int32_t rank_of(int32_t left, int32_t right) const;
-  int32_t byte_id(char byte) const;
-  void encode_short(std::string_view piece, Scratch& scratch, std::vector<int32_t>& out) const;
-  void encode_long(std::string_view piece, Scratch& scratch, std::vector<int32_t>& out) const;
+  void encode_short(Scratch& scratch, std::vector<int32_t>& out) const;
 
   friend class LongPiece;
 
@@ -47,8 +43,6 @@ class BpeModel {
     uint64_t pair;
     int32_t rank;
   };
-  std::array<int32_t, 256> byte_ids_{};
-  std::vector<uint32_t> token_lengths_;
   std::vector<Merge> merges_;
   std::vector<Slot> table_;  // open addressing; a power of two
 };

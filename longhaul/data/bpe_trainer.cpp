@@ -1,7 +1,5 @@
 #include "longhaul/data/bpe_trainer.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
@@ -9,7 +7,8 @@
 #include "longhaul/base/error.h"
 #include "longhaul/data/byte_alphabet.h"
 #include "longhaul/data/pair_merger.h"
-#include "longhaul/data/pre_tokenizer.h"
+#include "longhaul/data/piece_cutter.h"
+#include "longhaul/data/string_ids.h"
 #include "longhaul/data/utf8.h"
 
 namespace longhaul::data {
@@ -135,11 +134,6 @@ std::string to_json(Vocabulary& vocabulary, const BpeTrainingOptions& options) {
   return file.dump(1) + "\n";
 }
 
-struct Hash {
-  using is_transparent = void;
-  size_t operator()(std::string_view text) const { return XXH3_64bits(text.data(), text.size()); }
-};
-
 }  // namespace
 
 struct BpeTrainer::Counts {
@@ -157,7 +151,7 @@ struct BpeTrainer::Counts {
 
   PreTokenizer pre_tokenizer;
   PieceCutter cutter;
-  std::unordered_map<std::string, int64_t, Hash, std::equal_to<>> pieces;
+  StringMap<int64_t> pieces;
 };
 
 BpeTrainer::BpeTrainer(BpeTrainingOptions options) : options_(std::move(options)) {

@@ -18,7 +18,7 @@ class PieceCache {
   // num_entries: a power of two.
   explicit PieceCache(size_t num_entries) : entries_(num_entries) {}
 
-  // The tokens of `piece`, empty when it is not known.
+  // The tokens of `piece`, empty when it is not known; a piece without any is not remembered.
   std::span<const int32_t> find(std::string_view piece) const {
     if (piece.size() > kMaxBytes) return {};
     const Entry& entry = entries_[place(piece)];
@@ -28,7 +28,7 @@ class PieceCache {
   }
 
   void store(std::string_view piece, std::span<const int32_t> ids) {
-    if (piece.size() > kMaxBytes || ids.size() > kMaxIds) return;
+    if (piece.size() > kMaxBytes || ids.size() > kMaxIds || ids.empty()) return;
     Entry& entry = entries_[place(piece)];
     entry.num_bytes = static_cast<uint8_t>(piece.size());
     entry.num_ids = static_cast<uint8_t>(ids.size());

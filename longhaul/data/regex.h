@@ -1,12 +1,14 @@
 // The regular expressions of tokenizer.json files, run by PCRE2 with its JIT compiler. They are
-// written for Oniguruma's Ruby syntax; what means something else there is translated, and what
-// cannot be translated is an error that names it. Called by the pre-tokenizer only.
+// written for Oniguruma's Ruby syntax and translated (ruby_pattern.h). Called by the parts of a
+// tokenizer that search text.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+
+#include "longhaul/data/utf8.h"
 
 struct pcre2_real_code_8;
 struct pcre2_real_match_data_8;
@@ -15,13 +17,10 @@ struct pcre2_real_jit_stack_8;
 
 namespace longhaul::data {
 
-// The pattern in PCRE2's words; UserError for what has no counterpart.
-std::string translate_ruby_pattern(std::string_view pattern);
-
 // A compiled pattern; immutable, shared by threads.
 class Regex {
  public:
-  enum class Kind { kRuby, kLiteral };
+  enum class Kind { kRuby, kLiteral, kPcre };
   explicit Regex(std::string_view pattern, Kind kind = Kind::kRuby);
 
  private:
@@ -32,7 +31,7 @@ class Regex {
 };
 
 struct Match {
-  size_t begin, end;
+  size_t begin = 0, end = 0;
 };
 
 // What one thread needs to run a Regex, which must outlive it.
@@ -44,6 +43,11 @@ class RegexMatcher {
   // running into one of them is a UserError.
   std::optional<Match> find(std::string_view subject, size_t from);
 
+  // Calls `part(begin, end, is_match)` for all matches and what lies between them, in order. An
+  // empty match counts, but not right behind another one.
+  template <typename Part>
+  void each_part(std::string_view subject, Part&& part);
+
  private:
   int run(std::string_view subject, size_t from);
 
@@ -52,5 +56,23 @@ class RegexMatcher {
   std::shared_ptr<pcre2_real_jit_stack_8> jit_stack_;
   std::shared_ptr<pcre2_real_match_context_8> context_;
 };
+
+template <typename Part>
+void RegexMatcher::each_part(std::string_view subject, Part&& part) {
+  constexpr size_t kNone = static_cast<size_t>(-1);
+  size_t done = 0, from = 0, last_match_end = kNone;
+  while (from <= subject.size() && !subject.empty()) {
+    const auto match = find(subject, from);
+    if (!match) break;
+    if (match->begin == match->end && match->end == last_match_end) {
+      from += from < subject.size() ? code_point_at(subject, from).length : 1;
+      continue;
+    }
+    if (match->begin > done) part(done, match->begin, false);
+    part(match->begin, match->end, true);
+    done = from = last_match_end = match->end;
+  }
+  if (done < subject.size()) part(done, subject.size(), false);
+}
 
 }  // namespace longhaul::data

@@ -3,6 +3,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/base/file.h"
 #include "longhaul/data/piece_cache.h"
+#include "longhaul/data/piece_cutter.h"
 #include "longhaul/data/tokenizer_file.h"
 #include "longhaul/data/utf8.h"
 
@@ -29,15 +30,28 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   return ids;
 }
 
-std::string Tokenizer::decode_bytes(std::span<const int32_t> ids) const {
-  std::string bytes;
-  for (const int32_t id : ids) {
-    if (!contains(id)) {
-      fail_user("the id {} is not in the tokenizer's vocabulary of {}", id, vocab_size());
-    }
-    bytes += parts_->bytes_of_id[static_cast<size_t>(id)];
+namespace {
+
+// What the decoder gets for one id; UserError if there is no such token.
+const std::string& decoded(const TokenizerParts& parts, int32_t id) {
+  const auto size = static_cast<int32_t>(parts.decoded_of_id.size());
+  if (id < 0 || id >= size || !parts.is_token[static_cast<size_t>(id)]) {
+    fail_user("the id {} is not in the tokenizer's vocabulary of {}", id, size);
   }
-  return bytes;
+  return parts.decoded_of_id[static_cast<size_t>(id)];
+}
+
+}  // namespace
+
+std::string Tokenizer::decode_bytes(std::span<const int32_t> ids) const {
+  if (parts_->decoder.is_byte_level()) {
+    std::string bytes;
+    for (const int32_t id : ids) bytes += decoded(*parts_, id);
+    return bytes;
+  }
+  std::vector<std::string> tokens;
+  for (const int32_t id : ids) tokens.push_back(decoded(*parts_, id));
+  return parts_->decoder.decode(std::move(tokens));
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {
@@ -45,14 +59,14 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   return is_valid_utf8(bytes) ? bytes : repair_utf8(bytes);
 }
 
-int32_t Tokenizer::vocab_size() const { return static_cast<int32_t>(parts_->bytes_of_id.size()); }
+int32_t Tokenizer::vocab_size() const { return static_cast<int32_t>(parts_->decoded_of_id.size()); }
 
 bool Tokenizer::contains(int32_t id) const {
   return id >= 0 && id < vocab_size() && parts_->is_token[static_cast<size_t>(id)];
 }
 
 std::optional<int32_t> Tokenizer::token_id(std::string_view spelling) const {
-  const auto found = parts_->id_of_spelling.find(std::string(spelling));
+  const auto found = parts_->id_of_spelling.find(spelling);
   if (found == parts_->id_of_spelling.end()) return std::nullopt;
   return found->second;
 }
@@ -68,36 +82,45 @@ bool Tokenizer::is_special(int32_t id) const {
 int64_t Tokenizer::text_bytes(int32_t id) const {
   LONGHAUL_CHECK(id >= 0 && id < vocab_size(), "id {} of {}", id, vocab_size());
   const auto index = static_cast<size_t>(id);
-  return parts_->is_special[index] ? 0 : static_cast<int64_t>(parts_->bytes_of_id[index].size());
+  if (parts_->is_special[index] || !parts_->is_token[index]) return 0;
+  if (parts_->is_byte[index]) return 1;
+  if (parts_->decoder.is_byte_level()) {
+    return static_cast<int64_t>(parts_->decoded_of_id[index].size());
+  }
+  // What a second one adds, for a decoder may treat the first token in another way.
+  const std::vector<int32_t> twice = {id, id};
+  return static_cast<int64_t>(decode(twice).size()) -
+         static_cast<int64_t>(decode(std::span(twice).first(1)).size());
 }
 
 struct Encoder::State {
   State(std::shared_ptr<const TokenizerParts> p, size_t remembered_words)
-      : parts(std::move(p)), cutter(parts->pre_tokenizer), cache(remembered_words) {}
+      : parts(std::move(p)),
+        normalizer(parts->normalizer),
+        cutter(parts->pre_tokenizer),
+        cache(remembered_words) {}
 
   using Ids = std::vector<int32_t>;
 
-  // Looks for the tokens of `finder`; hands what lies between them on.
-  template <typename Between>
-  static void split_out(const AddedTokenFinder& finder, std::string_view text, Ids& out,
-                        Between&& between) {
-    size_t done = 0;
-    while (!finder.empty() && done < text.size()) {
-      const auto hit = finder.find(text, done);
-      if (!hit) break;
-      if (hit->begin > done) between(text.substr(done, hit->begin - done));
-      out.push_back(hit->id);
-      done = hit->end;
-    }
-    if (done < text.size()) between(text.substr(done));
+  void encode(std::string_view text, Ids& out) {
+    parts->early_tokens.split(
+        text, [&](int32_t id) { out.push_back(id); },
+        [&](size_t begin, size_t end) {
+          const auto between = text.substr(begin, end - begin);
+          if (normalizer.changes_nothing()) return encode_normalized(between, begin == 0, out);
+          const auto [normalized, keeps_start] = normalizer.apply(between);
+          encode_normalized(normalized, begin == 0 && keeps_start, out);
+        });
   }
 
-  void encode(std::string_view text, Ids& out) {
-    split_out(parts->early_tokens, text, out, [&](std::string_view outer) {
-      split_out(parts->late_tokens, outer, out, [&](std::string_view inner) {
-        cutter.cut(inner, [&](std::string_view piece) { encode_piece(piece, out); });
-      });
-    });
+  void encode_normalized(std::string_view text, bool at_start, Ids& out) {
+    parts->late_tokens.split(
+        text, [&](int32_t id) { out.push_back(id); },
+        [&](size_t begin, size_t end) {
+          cutter.cut(
+              text.substr(begin, end - begin),
+              [&](std::string_view piece) { encode_piece(piece, out); }, at_start && begin == 0);
+        });
   }
 
   void encode_piece(std::string_view piece, Ids& out) {
@@ -107,19 +130,17 @@ struct Encoder::State {
       return;
     }
     const size_t before = out.size();
-    if (!take_whole(piece, out)) parts->model.encode(piece, scratch, out);
+    if (const auto whole = parts->symbols.whole(piece)) {
+      out.push_back(*whole);
+    } else {
+      parts->symbols.read(piece, scratch.ids);
+      parts->model.encode(scratch, out);
+    }
     cache.store(piece, std::span<const int32_t>(out).subspan(before));
   }
 
-  bool take_whole(std::string_view piece, Ids& out) const {
-    if (!parts->ignore_merges) return false;
-    const auto found = parts->id_of_bytes.find(std::string(piece));
-    if (found == parts->id_of_bytes.end()) return false;
-    out.push_back(found->second);
-    return true;
-  }
-
   std::shared_ptr<const TokenizerParts> parts;
+  TextNormalizer normalizer;
   PieceCutter cutter;
   PieceCache cache;
   BpeModel::Scratch scratch;

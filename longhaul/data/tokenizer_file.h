@@ -2,28 +2,32 @@
 // to the tokenizer.
 #pragma once
 
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "longhaul/data/added_tokens.h"
 #include "longhaul/data/bpe.h"
+#include "longhaul/data/decoder.h"
+#include "longhaul/data/normalizer.h"
 #include "longhaul/data/pre_tokenizer.h"
+#include "longhaul/data/string_ids.h"
+#include "longhaul/data/symbol_table.h"
 
 namespace longhaul::data {
 
 struct TokenizerParts {
+  Normalizer normalizer;
   PreTokenizer pre_tokenizer;
+  Decoder decoder;
   AddedTokenFinder early_tokens = {}, late_tokens = {};  // late: those with `normalized`
+  SymbolTable symbols = {};
   BpeModel model = {};
-  bool ignore_merges = false;  // a piece that is a token is that token, whatever the merges
-  std::unordered_map<std::string, int32_t> id_of_spelling = {};
-  std::unordered_map<std::string, int32_t> id_of_bytes = {};  // filled with ignore_merges only
-  std::vector<std::string> bytes_of_id = {};
-  std::vector<bool> is_token = {}, is_special = {};
+  StringIds id_of_spelling = {};
+  // What the decoder gets for each id; with a byte-level decoder the bytes, else the spelling.
+  std::vector<std::string> decoded_of_id = {};
+  std::vector<bool> is_token = {}, is_special = {}, is_byte = {};  // is_byte: "<0xE4>"
   std::optional<int32_t> eos = {}, bos = {};
   uint64_t fingerprint = 0;
 };

@@ -1,6 +1,7 @@
-// The characters that Unicode 15, 15.1 and 16 added, by general category. Debian's PCRE2 10.42
-// knows Unicode 14, whereas Hugging Face's tokenizers cut by Unicode 16; regex.cpp adds these to
-// its classes. Source: the Unicode Character Database. To be dropped once PCRE2 10.45 is the least.
+// The characters that Unicode 15, 15.1 and 16 added, by general category and by script. Debian's
+// PCRE2 10.42 knows Unicode 14, whereas Hugging Face's tokenizers cut by Unicode 16;
+// unicode_sets.cpp adds these. Source: the Unicode Character Database. To be dropped once PCRE2
+// 10.45 is the least.
 #pragma once
 
 #include <array>
@@ -14,7 +15,7 @@ struct CategoryAdditions {
 };
 
 // clang-format off
-inline constexpr std::array<CategoryAdditions, 12> kUnicodeAdditions = {{
+inline constexpr std::array<CategoryAdditions, 14> kUnicodeAdditions = {{
     {"Lu",
      R"(\x{1c89}\x{a7cb}-\x{a7cc}\x{a7da}\x{a7dc}\x{10d50}-\x{10d65})"},
     {"Ll",
@@ -56,6 +57,27 @@ inline constexpr std::array<CategoryAdditions, 12> kUnicodeAdditions = {{
      R"(\x{1fa8f}\x{1faad}-\x{1faaf}\x{1fabb}-\x{1fabf}\x{1fac6}\x{1face}-\x{1facf})"
      R"(\x{1fada}-\x{1fadc}\x{1fadf}\x{1fae8}-\x{1fae9}\x{1faf7}-\x{1faf8})"
      R"(\x{1fbcb}-\x{1fbef})"},
+    {"Mc", R"(\x{1171e})"},  // a Mn before; as such it still matches
+    {"Cf", R"(\x{13439}-\x{1343f})"},
+}};
+
+struct ScriptAdditions {
+  std::string_view name, additions;
+};
+
+// The scripts that patterns may name.
+inline constexpr std::array<ScriptAdditions, 11> kScripts = {{
+    {"Han", R"(\x{2b739}\x{2ebf0}-\x{2ee5d}\x{31350}-\x{323af})"},
+    {"Hiragana", R"(\x{1b132})"},
+    {"Katakana", R"(\x{1b155})"},
+    {"Hangul", ""},
+    {"Latin", R"(\x{a7cb}-\x{a7cd}\x{a7da}-\x{a7dc}\x{1df25}-\x{1df2a})"},
+    {"Greek", ""},
+    {"Cyrillic", R"(\x{1c89}-\x{1c8a}\x{1e030}-\x{1e06d}\x{1e08f})"},
+    {"Arabic", R"(\x{897}\x{10ec2}-\x{10ec4}\x{10efc}-\x{10eff})"},
+    {"Hebrew", ""},
+    {"Thai", ""},
+    {"Devanagari", R"(\x{11b00}-\x{11b09})"},
 }};
 // clang-format on
 

@@ -83,6 +83,13 @@ CodePoint code_point_at(std::string_view text, size_t at) {
   return {(first & 0x07) << 18 | second << 12 | third << 6 | (byte(at + 3) & 0x3F), 4};
 }
 
+size_t begin_of_character_before(std::string_view text, size_t at) {
+  do {
+    --at;
+  } while (at > 0 && (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80);
+  return at;
+}
+
 void append_utf8(std::string& out, char32_t value) {
   const auto put = [&](char32_t byte) { out.push_back(static_cast<char>(byte)); };
   if (value < 0x80) {

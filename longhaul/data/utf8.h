@@ -23,6 +23,9 @@ struct CodePoint {
 };
 CodePoint code_point_at(std::string_view text, size_t at);
 
+// Where the character before text[at] begins, for at > 0; `text` must be valid UTF-8.
+size_t begin_of_character_before(std::string_view text, size_t at);
+
 // Appends the UTF-8 form of `value`.
 void append_utf8(std::string& out, char32_t value);
 

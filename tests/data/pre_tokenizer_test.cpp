@@ -1,11 +1,11 @@
-#include "longhaul/data/pre_tokenizer.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
 #include "longhaul/base/error.h"
+#include "longhaul/data/piece_cutter.h"
+#include "longhaul/data/ruby_pattern.h"
 #include "tests/data/temporary_folder.h"
 
 namespace longhaul::data {
@@ -68,22 +68,27 @@ TEST(PreTokenizer, WhatIsNotSupportedIsNamed) {
   const auto error = [](const json& description) {
     return user_error([&] { PreTokenizer pre_tokenizer(description); });
   };
-  EXPECT_THAT(error({{"type", "Metaspace"}}), HasSubstr("Metaspace"));
-  EXPECT_THAT(error(nullptr), HasSubstr("ByteLevel is missing"));
-  EXPECT_THAT(error(sequence({split("a")})), HasSubstr("ByteLevel is missing"));
-  EXPECT_THAT(error({{"type", "ByteLevel"}, {"add_prefix_space", true}}),
-              HasSubstr("add_prefix_space"));
-  EXPECT_THAT(error(sequence({kByteLevel, split("a")})), HasSubstr("Split after ByteLevel"));
-  EXPECT_THAT(error(sequence({split(""), kByteLevel})), HasSubstr("empty pattern"));
-  json removed = split("a");
-  removed["behavior"] = "Removed";
-  EXPECT_THAT(error(sequence({removed, kByteLevel})), HasSubstr("Removed"));
+  EXPECT_THAT(error({{"type", "CharDelimiterSplit"}}), HasSubstr("CharDelimiterSplit"));
+  EXPECT_THAT(error({{"typo", 1}}), HasSubstr("''"));
+  json other = split("a");
+  other["behavior"] = "Shuffled";
+  EXPECT_THAT(error(other), AllOf(HasSubstr("Split"), HasSubstr("Shuffled")));
+  other = split("a");
+  other["pattern"] = "a";
+  EXPECT_THAT(error(other), HasSubstr("'pattern' must be"));
+  EXPECT_THAT(error({{"type", "Metaspace"}, {"replacement", "ab"}}), HasSubstr("one character"));
+  EXPECT_THAT(error({{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "often"}}),
+              HasSubstr("often"));
+  EXPECT_THAT(error({{"type", "Digits"}, {"individual_digits", 1}}),
+              HasSubstr("'individual_digits' is 1"));
 }
 
 TEST(Regex, RubyPatternsAreTranslated) {
   EXPECT_EQ(translate_ruby_pattern(R"(\\s\.[\]\[]a{1,3})"), R"(\\s\.[\]\[]a{1,3})");
   EXPECT_EQ(translate_ruby_pattern(R"(\h[\h])"), "[0-9a-fA-F][0-9a-fA-F]");
   EXPECT_EQ(translate_ruby_pattern(R"((?m:a)(?!b)(?i:c))"), "(?s:a)(?!b)(?i:c)");
+  EXPECT_EQ(translate_ruby_pattern(R"(a{,2}b{1,}c{x})"), R"(a{0,2}b{1,}c\{x})");
+  EXPECT_EQ(translate_ruby_pattern(R"(a(?#why)b++)"), "ab++");
   EXPECT_EQ(translate_ruby_pattern(R"(\u4e2d)"), R"(\x{4e2d})");
 }
 
@@ -109,6 +114,24 @@ TEST(Regex, WhatHasNoCounterpartIsNamed) {
   EXPECT_THAT(user_error([] { Regex regex("[a-z&&[^b]]"); }), HasSubstr("intersection"));
   EXPECT_THAT(user_error([] { Regex regex("a{1,2}+"); }), HasSubstr("quantifier"));
   EXPECT_THAT(user_error([] { Regex regex("(a"); }), HasSubstr("'(a' does not compile"));
+  const std::pair<const char*, const char*> refused[] = {{R"(\p{Emoji})", R"(\p{Emoji})"},
+                                                         {R"(\R)", R"(\R)"},
+                                                         {R"((a)\1)", R"(\1)"},
+                                                         {"(?<n>a)", "(?<n"},
+                                                         {"a(?i)b|c", "(?i)"},
+                                                         {"(?x: a)", "(?x"},
+                                                         {"(*FAIL)", "(*"},
+                                                         {"[[:punct:]]", "POSIX"},
+                                                         {"(?i:grass)", "'ss'"},
+                                                         {"(?i:\u00e4)", "beyond ASCII"},
+                                                         {"a{2}?", "{n}?"},
+                                                         {"\\", "backslash at the end"},
+                                                         {"[a", "unfinished set"},
+                                                         {"\\p{L", "unfinished"},
+                                                         {"\\x{110000000}", "\\x"}};
+  for (const auto& [pattern, name] : refused) {
+    EXPECT_THAT(user_error([&, p = pattern] { Regex regex(p); }), HasSubstr(name)) << pattern;
+  }
 }
 
 TEST(Regex, LongRunsNeedNoLimitAndNoStack) {

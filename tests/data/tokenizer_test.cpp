@@ -121,15 +121,96 @@ json with(const char* pointer, const json& value) {
 }
 
 TEST(Tokenizer, WhatIsNotSupportedIsNamed) {
-  EXPECT_THAT(error_of(with("/normalizer", {{"type", "NFC"}})),
-              AllOf(HasSubstr("x/tokenizer.json: normalizer"), HasSubstr("NFC")));
-  EXPECT_THAT(error_of(with("/decoder", {{"type", "Metaspace"}})), HasSubstr("Metaspace"));
+  EXPECT_THAT(error_of(with("/normalizer", {{"type", "BertNormalizer"}})),
+              AllOf(HasSubstr("x/tokenizer.json: normalizer"), HasSubstr("BertNormalizer")));
+  EXPECT_THAT(error_of(with("/decoder", {{"type", "WordPiece"}})),
+              AllOf(HasSubstr("decoder"), HasSubstr("WordPiece")));
   EXPECT_THAT(error_of(with("/model/type", "Unigram")), HasSubstr("Unigram"));
-  EXPECT_THAT(error_of(with("/model/byte_fallback", true)), HasSubstr("byte_fallback"));
-  EXPECT_THAT(error_of(with("/model/end_of_word_suffix", "</w>")), HasSubstr("end_of_word_suffix"));
   EXPECT_THAT(error_of(with("/model/dropout", 0.1)), HasSubstr("dropout"));
-  EXPECT_THAT(error_of(with("/pre_tokenizer/type", "Whitespace")), HasSubstr("Whitespace"));
-  EXPECT_THAT(error_of(with("/added_tokens/0/single_word", true)), HasSubstr("single_word"));
+  EXPECT_THAT(error_of(with("/pre_tokenizer/type", "UnicodeScripts")),
+              AllOf(HasSubstr("pre_tokenizer"), HasSubstr("UnicodeScripts")));
+  EXPECT_THAT(error_of(with("/post_processor", {{"type", "BertProcessing"}})),
+              AllOf(HasSubstr("post_processor"), HasSubstr("BertProcessing")));
+}
+
+json nested(const char* parts, int depth) {
+  json component = {{"type", "Sequence"}, {parts, json::array()}};
+  for (int i = 0; i < depth; ++i) component = {{"type", "Sequence"}, {parts, {component}}};
+  return component;
+}
+
+TEST(Tokenizer, SequencesInSequencesEnd) {
+  EXPECT_NO_THROW(Tokenizer::parse(with("/normalizer", nested("normalizers", 8)).dump(), "x"));
+  const char* kinds[][2] = {{"/normalizer", "normalizers"},
+                            {"/pre_tokenizer", "pretokenizers"},
+                            {"/decoder", "decoders"},
+                            {"/post_processor", "processors"}};
+  for (const auto& [place, parts] : kinds) {
+    EXPECT_THAT(error_of(with(place, nested(parts, 100))), HasSubstr("nested more than"));
+    EXPECT_THAT(error_of(with(place, {{"type", "Sequence"}})), HasSubstr(parts));
+  }
+}
+
+TEST(Tokenizer, HostileSizesAreErrors) {
+  EXPECT_THAT(error_of(with("/model/vocab/a", 9'000'000)),
+              HasSubstr("expected a number from 0 to"));
+  json bomb = json::array();
+  for (int i = 0; i < 40; ++i) {
+    bomb.push_back({{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}});
+  }
+  const json normalizer = {{"type", "Sequence"}, {"normalizers", bomb}};
+  const auto tokenizer = Tokenizer::parse(with("/normalizer", normalizer).dump(), "x");
+  EXPECT_THAT(user_error([&] { tokenizer.encode("a"); }), HasSubstr("more than"));
+  const json decoder = {{"type", "Sequence"}, {"decoders", bomb}};
+  const auto other = Tokenizer::parse(with("/decoder", decoder).dump(), "x");
+  EXPECT_THAT(user_error([&] { other.decode(std::vector<int32_t>{0}); }), HasSubstr("more than"));
+  const json spell = {{"type", "ByteLevel"}, {"use_regex", false}};  // doubles "é"
+  const auto sequence = [](const json& parts) -> json {
+    return {{"type", "Sequence"}, {"pretokenizers", parts}};
+  };
+  const json many = sequence(std::vector<json>(60, spell)),
+             too_many = sequence(std::vector<json>(70, spell));
+  const auto speller = Tokenizer::parse(with("/pre_tokenizer", many).dump(), "x");
+  EXPECT_THAT(user_error([&] { speller.encode("é"); }), HasSubstr("more than"));
+  EXPECT_THAT(error_of(with("/pre_tokenizer", too_many)), HasSubstr("more than 64 components"));
+  const json slow = {{"type", "Split"},
+                     {"pattern", {{"Regex", "(?:a+)+b|(?:a+)+c"}}},
+                     {"behavior", "Isolated"},
+                     {"invert", false}};
+  const auto third = Tokenizer::parse(with("/pre_tokenizer", slow).dump(), "x");
+  EXPECT_THAT(user_error([&] { third.encode(std::string(60, 'a')); }), HasSubstr("gave up"));
+}
+
+TEST(Tokenizer, AnUnkTokenThatIsNotThereIsAnErrorWhenItIsNeeded) {
+  const auto tokenizer = Tokenizer::parse(with("/model/unk_token", "<unk>").dump(), "x");
+  EXPECT_THAT(tokenizer.encode("ab"), ElementsAre(4));
+  EXPECT_THAT(user_error([&] { tokenizer.encode("z"); }),
+              AllOf(HasSubstr("'z'"), HasSubstr("<unk>")));
+}
+
+TEST(Tokenizer, TheTemplateNamesWhatBeginsAndEndsAText) {
+  const auto special = [](const char* name) -> json { return {{"SpecialToken", {{"id", name}}}}; };
+  const json text = {{"Sequence", {{"id", "A"}}}};
+  const json around = {
+      {"type", "TemplateProcessing"},
+      {"single", {special("<x>"), special("b"), text, special("a"), special("c")}}};
+  const auto tokenizer = Tokenizer::parse(with("/post_processor", around).dump(), "x");
+  EXPECT_EQ(tokenizer.bos_id(), 15);
+  EXPECT_EQ(tokenizer.eos_id(), 2);
+  EXPECT_THAT(tokenizer.encode("ab"), ElementsAre(4));  // nothing is added
+}
+
+TEST(Tokenizer, TextBytesWithoutAByteLevel) {
+  const json file = {{"decoder", {{"type", "Metaspace"}, {"replacement", "▁"}}},
+                     {"model",
+                      {{"type", "BPE"},
+                       {"byte_fallback", true},
+                       {"vocab", {{"▁the", 0}, {"é", 1}, {"<0xC3>", 2}}},
+                       {"merges", json::array()}}}};
+  const auto tokenizer = Tokenizer::parse(file.dump(), "x");
+  EXPECT_EQ(tokenizer.text_bytes(0), 4);
+  EXPECT_EQ(tokenizer.text_bytes(1), 2);
+  EXPECT_EQ(tokenizer.text_bytes(2), 1);
 }
 
 TEST(Tokenizer, BrokenFilesAreErrors) {
