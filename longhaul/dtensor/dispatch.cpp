@@ -1,5 +1,5 @@
-// How ATen's operators reach DTensors: one boxed function stands for all of them on dispatch key
-// PrivateUse2. It asks the operator's rule for placements, moves the inputs there, calls the
+// How ATen's operators reach DTensors: one boxed function stands for all of them on the DTensors'
+// dispatch key. It asks the operator's rule for placements, moves the inputs there, calls the
 // operator on the parts and makes DTensors of the results. Decisions are cached.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -12,6 +12,7 @@
 #include "longhaul/base/log.h"
 #include "longhaul/dtensor/dispatch_cache.h"
 #include "longhaul/dtensor/dtensor.h"
+#include "longhaul/dtensor/dtensor_impl.h"
 #include "longhaul/dtensor/op_call.h"
 #include "longhaul/dtensor/redistribute.h"
 
@@ -345,6 +346,11 @@ void execute(const c10::OperatorHandle& op, Stack& stack, const Mesh& mesh, cons
   }
 }
 
+// An operator that autograd would have taken apart, called below it.
+bool is_made_of_others(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+}
+
 void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   const auto args = torch::jit::last(*stack, op.schema().arguments().size());
@@ -361,6 +367,10 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
     }
   }
   OpCall call(op, args);
+  if (is_made_of_others(op) && find_rule(call.full_name()) == nullptr) {
+    op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+    return;
+  }
   const RuleEntry& entry = rule_of(call);
   if (entry.handler != nullptr) {
     entry.handler(op, *stack);
@@ -375,31 +385,14 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   execute(op, *stack, mesh, entry, mesh->cache().insert(key, hash, std::move(decision)));
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse2, m) {
+TORCH_LIBRARY_IMPL(_, Fake, m) {  // kDTensorKey
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch>());
 }
 
 // Differentiated by ops/matmul itself.
 TORCH_LIBRARY_IMPL(longhaul_model, AutogradPrivateUse2, m) {
-  m.impl("linear", torch::CppFunction::makeFallthrough());
-  m.impl("linear_grad", torch::CppFunction::makeFallthrough());
-}
-
-// A composite kernel would win over the fallback.
-TORCH_LIBRARY_IMPL(aten, PrivateUse2, m) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  const auto has_composite = [](const c10::OperatorHandle& op) {
-    return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
-           op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
-  };
-  for (const auto& name : dispatcher.getAllOpNames()) {
-    if (name.name.rfind("aten::", 0) != 0) continue;
-    const auto op = dispatcher.findOp(name);
-    if (!op || !has_composite(*op)) continue;
-    const std::string full =
-        name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&dispatch>());
-  }
+  m.impl("linear", torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+  m.impl("linear_grad", torch::CppFunction::makeFromBoxedFunction<&dispatch>());
 }
 
 }  // namespace

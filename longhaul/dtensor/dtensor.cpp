@@ -11,7 +11,8 @@
 namespace longhaul::dtensor {
 
 DTensorImpl::DTensorImpl(Tensor local, Spec spec, at::IntArrayRef sizes, at::IntArrayRef strides)
-    : TensorImpl(c10::DispatchKeySet(c10::DispatchKey::PrivateUse2), local.dtype(), local.device()),
+    : TensorImpl(c10::DispatchKeySet({c10::DispatchKey::PrivateUse2, kDTensorKey}), local.dtype(),
+                 local.device()),
       local_(std::move(local)),
       spec_(std::move(spec)) {
   set_sizes_and_strides(sizes, strides);

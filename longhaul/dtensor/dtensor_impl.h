@@ -1,10 +1,15 @@
-// How a DTensor is made of ATen's parts: a TensorImpl on dispatch key PrivateUse2 with the sizes
-// and strides of the whole and no memory of its own. Inside dtensor/ only.
+// How a DTensor is made of ATen's parts: a TensorImpl of backend PrivateUse2 with the sizes and
+// strides of the whole and no memory of its own. Inside dtensor/ only.
 #pragma once
 
 #include "longhaul/dtensor/dtensor.h"
 
 namespace longhaul::dtensor {
+
+// Where operators on DTensors arrive: below autograd and above every backend. On the backend's own
+// key a plain tensor of a later backend (Meta is the last) beside a DTensor would take the call.
+// ATen leaves this key to others and registers nothing on it.
+inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::Fake;
 
 class DTensorImpl : public c10::TensorImpl {
  public:

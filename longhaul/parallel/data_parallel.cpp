@@ -2,6 +2,8 @@
 
 #include <set>
 
+#include "longhaul/dtensor/dtensor.h"
+
 namespace longhaul::parallel {
 namespace {
 
@@ -19,18 +21,23 @@ Parameters take_parameters(const nn::Module& module, Parameters& rest) {
   return taken;
 }
 
+// By tensor parallelism.
+bool is_cut(const Tensor& parameter) {
+  return dtensor::is_dtensor(parameter) && dtensor::spec_of(parameter).placements[0].is_shard();
+}
+
 std::vector<std::pair<Parameters, Group>> by_ranks(const Parameters& parameters,
                                                    const ParallelDims& dims) {
-  Parameters dense, experts, routers;
+  Parameters whole, cut, experts;
   for (const auto& parameter : parameters) {
     (deepseek_v3::is_routed_expert(parameter.name) ? experts
-     : deepseek_v3::is_router(parameter.name)      ? routers
-                                                   : dense)
+     : is_cut(*parameter.tensor)                   ? cut
+                                                   : whole)
         .push_back(parameter);
   }
   std::vector<std::pair<Parameters, Group>> groups;
-  if (!dense.empty()) groups.emplace_back(dense, dims.fsdp);
-  if (!routers.empty()) groups.emplace_back(routers, dims.tokens);
+  if (!cut.empty()) groups.emplace_back(cut, dims.fsdp);
+  if (!whole.empty()) groups.emplace_back(whole, dims.degrees.tp > 1 ? dims.tokens : dims.fsdp);
   if (!experts.empty()) groups.emplace_back(experts, dims.efsdp);
   return groups;
 }

@@ -12,11 +12,13 @@
 namespace longhaul::parallel {
 
 // A unit for the embedding, each block and each MTP module, and one for all the rest (the last
-// norms and the output head). Routed experts are cut over the ranks of efsdp, routers over those
-// of tokens, everything else over those of fsdp. With parallelism.fsdp_reshard_after_forward "never" the blocks stay gathered
-// between their forward and backward passes; the rest is needed at once and stays in any case, and
-// so does the embedding where MTP modules come back to it. On a single rank the model is left as it
-// is. The result must end before the model does.
+// norms and the output head). Parameters are cut over all ranks of a copy that would hold the same:
+// routed experts over efsdp, what tensor parallelism cuts over fsdp, everything else (norms, latent
+// projections, indexers, routers) over tokens, whose ranks each have the gradients of other tokens.
+// With parallelism.fsdp_reshard_after_forward "never" the blocks stay gathered between their
+// forward and backward passes; the rest is needed at once and stays in any case, and so does the
+// embedding where MTP modules come back to it. On a single rank the model is left as it is. The
+// result must end before the model does.
 std::unique_ptr<Fsdp> apply_data_parallel(deepseek_v3::Model& model, const ParallelDims& dims,
                                           const JobConfig& config);
 

@@ -177,6 +177,7 @@ void Fsdp::end_pass() {
 // One unit ahead: with more, more memory is taken and nothing is gained that one block's time does
 // not hide already.
 void Fsdp::gather_ahead(const HookedUnit& unit, bool backward) {
+  if (!gathers_ahead_) return;
   const auto own = std::find_if(units_.begin(), units_.end(),
                                 [&](const auto& other) { return other.get() == &unit; });
   if (!backward) {

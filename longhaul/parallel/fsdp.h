@@ -52,6 +52,10 @@ class Fsdp {
   void begin_pass(bool reduce_gradients);
   void end_pass();
 
+  // Off: a unit's weights are gathered when it asks for them, and nothing hides the time that this
+  // takes. For measurements of what is hidden; results are the same.
+  void set_gather_ahead(bool ahead) { gathers_ahead_ = ahead; }
+
   // Of a parameter of the model; one that is in no unit is whole. See ParameterGroup.
   nn::Part part_of(const nn::NamedParameter& parameter) const;
   Tensor whole_of(const nn::NamedParameter& parameter, const Tensor& part) const;
@@ -71,7 +75,7 @@ class Fsdp {
 
   std::vector<std::unique_ptr<HookedUnit>> units_;
   std::map<std::string, Place> places_;  // by parameter name
-  bool reduces_ = true, backward_began_ = false;
+  bool reduces_ = true, backward_began_ = false, gathers_ahead_ = true;
   std::vector<ParameterGroup*> reducing_;  // oldest first
 };
 

@@ -25,13 +25,15 @@ struct ParallelDims {
   dtensor::Mesh tp;  // of its axis tp alone, on which tensor parallelism cuts
 
   // Flattened axes of it.
-  Group all;     // every rank
-  Group dp;      // dp_replicate x dp_shard: the ranks that read different rows
-  Group fsdp;    // dp_shard x cp: the ranks that share the dense parameters
-  Group loss;    // dp_replicate x dp_shard x cp: the ranks whose losses and counts add up
-  Group tokens;  // dp_shard x cp x tp: the ranks of a copy, each of which routes other tokens
-  Group efsdp;   // of dp_shard x cp x tp = efsdp x ep the ranks that share the same experts,
-  Group ep;      // and those that have different ones; ep varies fastest
+  Group all;   // every rank
+  Group dp;    // dp_replicate x dp_shard: the ranks that read different rows
+  Group fsdp;  // dp_shard x cp: the ranks that share what tp cuts
+  Group loss;  // dp_replicate x dp_shard x cp: the ranks whose losses and counts add up
+  // dp_shard x cp x tp: the ranks of a copy, which share what tp does not cut; each routes other
+  // tokens.
+  Group tokens;
+  Group efsdp;  // of dp_shard x cp x tp = efsdp x ep the ranks that share the same experts,
+  Group ep;     // and those that have different ones; ep varies fastest
 
   // The copies of the (sharded) parameters.
   const dtensor::Communicator& replicate() const { return mesh->axis("dp_replicate"); }

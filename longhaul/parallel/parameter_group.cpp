@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <set>
+
 #include "longhaul/base/error.h"
 #include "longhaul/dtensor/dtensor.h"
 #include "longhaul/dtensor/placement.h"
@@ -13,7 +15,7 @@ namespace {
 constexpr int64_t kAlignment = 16;
 
 // Tensor parallelism may have made a DTensor of a parameter before. Then what is cut here is the
-// part of it that this rank holds; these four functions are all that knows it.
+// part of it that this rank holds; these five functions are all that knows it.
 Tensor local_part(const Tensor& parameter) {
   return dtensor::is_dtensor(parameter) ? dtensor::local_of(parameter) : parameter;
 }
@@ -28,11 +30,39 @@ Tensor with_local_part(const Tensor& parameter, const Tensor& local) {
   return leaf.set_requires_grad(parameter.requires_grad());
 }
 
-// The gradient of a leaf's local part; complete, not a term of a sum over tensor parallel ranks.
+// What this rank adds to the gradient of a leaf's local part. Where the leaf is whole, terms stay
+// what they are, and of a gradient that every rank has the first one's counts.
 Tensor local_gradient(const Tensor& leaf) {
   const Tensor& grad = leaf.grad();
   if (!dtensor::is_dtensor(grad)) return grad;
-  return dtensor::local_of(dtensor::redistribute(grad, dtensor::spec_of(leaf).placements));
+  const auto& mesh = *dtensor::spec_of(leaf).mesh;
+  auto placements = dtensor::spec_of(leaf).placements;
+  bool counts = true;
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    if (!placements[axis].is_replicate()) continue;
+    const auto& arrived = dtensor::spec_of(grad).placements[axis];
+    if (arrived.is_partial()) placements[axis] = arrived;
+    counts = counts && (arrived.is_partial() || mesh.axis(static_cast<int>(axis)).rank() == 0);
+  }
+  const Tensor local = dtensor::local_of(dtensor::redistribute(grad, placements));
+  return counts ? local : at::zeros_like(local);
+}
+
+// A whole DTensor's gradients are summed with those of the group, which must then have all of them.
+void check_whole_in(const nn::NamedParameter& parameter, const dtensor::Communicator& group) {
+  if (!dtensor::is_dtensor(*parameter.tensor)) return;
+  const auto& spec = dtensor::spec_of(*parameter.tensor);
+  const std::set<int> ranks(group.global_ranks().begin(), group.global_ranks().end());
+  for (size_t axis = 0; axis < spec.placements.size(); ++axis) {
+    if (!spec.placements[axis].is_replicate()) continue;
+    for (const int rank : spec.mesh->axis(static_cast<int>(axis)).global_ranks()) {
+      LONGHAUL_CHECK(
+          ranks.count(rank) > 0,
+          "{} is whole on rank {} of axis {}, which is not one of those of {} that it is "
+          "cut over; cut it over a group that has both",
+          parameter.name, rank, spec.mesh->axis(static_cast<int>(axis)).axis(), group.axis());
+    }
+  }
 }
 
 nn::Part part_of_parameter(const Tensor& parameter) {
@@ -105,6 +135,7 @@ ParameterGroup::ParameterGroup(const std::vector<nn::NamedParameter>& parameters
   for (const auto& parameter : parameters) {
     LONGHAUL_CHECK(parameter.tensor->dim() > 0, "{}: a parameter without dims cannot be cut",
                    parameter.name);
+    check_whole_in(parameter, *options_.shard);
     if (parameter.tensor->scalar_type() == at::kDouble) reduce_dtype_ = at::kDouble;
     names_.push_back(parameter.name);
     cut(entries_.emplace_back(), parameter);

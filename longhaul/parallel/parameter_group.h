@@ -20,7 +20,9 @@ namespace longhaul::parallel {
 using at::Tensor;
 
 struct ParameterGroupOptions {
-  Group shard;      // the ranks that the parameters are cut over; one: they are not cut
+  // The ranks that the parameters are cut over; one: they are not cut. All that hold the same of
+  // them: the mesh of a DTensor that is whole on it lies in this group.
+  Group shard;
   Group replicate;  // the ranks with equal pieces
   // Of the wholes, except of parameters that are used exactly as they are kept.
   at::ScalarType compute_dtype = at::kFloat;
@@ -45,8 +47,10 @@ class ParameterGroup {
   // Sets them aside, added to those set aside before, until a later reduction.
   void keep_gradients();
   // Takes them, and those set aside: sums over `shard`, and over `replicate`, that become gradients
-  // of the shards, in fp32 (fp64 for fp64). A parameter that has none here contributes zeros, and
-  // its shard gets none: which have one depends on the model, not on the rank. Collective.
+  // of the shards, in fp32 (fp64 for fp64). The terms of a DTensor's gradient (Partial) are summed
+  // here, too; one that is complete on all ranks of its mesh counts once. A parameter that has none
+  // here contributes zeros, and its shard gets none: which have one depends on the model, not on
+  // the rank. Collective.
   void start_reduction();
   // Waits for the collective under way and starts the next or delivers; false: it was delivered.
   bool advance_reduction();

@@ -2,8 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <set>
-
 #include "longhaul/base/error.h"
 
 namespace longhaul::parallel {
@@ -11,9 +9,6 @@ namespace {
 
 using dtensor::Mesh;
 using dtensor::Placements;
-
-// The dim of a [B, S, ...] activation that sequence parallelism cuts.
-constexpr int64_t kSequence = 1;
 
 bool ends_in(const std::string& name, const std::string& end) {
   if (name.size() < end.size() || !name.ends_with(end)) return false;
@@ -46,16 +41,21 @@ void make_dtensor(Tensor& slot, const Mesh& mesh, const Placement& placement) {
 
 }  // namespace
 
-ParallelStyle colwise() {
-  return {.parameters = Placement::shard(0), .input = Placement::replicate()};
+ParallelStyle colwise_parallel(std::optional<Placement> input) {
+  return {.parameters = Placement::shard(0), .input = input};
 }
-ParallelStyle rowwise() {
-  return {.parameters = Placement::shard(1), .output = Placement::shard(kSequence)};
+ParallelStyle rowwise_parallel(std::optional<Placement> output) {
+  return {.parameters = Placement::shard(1), .output = output};
+}
+ParallelStyle rowwise_parallel_embedding(std::optional<Placement> output) {
+  return {.parameters = Placement::shard(0), .output = output};
 }
 ParallelStyle sequence_parallel() { return {}; }
-ParallelStyle no_parallel() { return {}; }
-ParallelStyle prepare_input(Placement input) { return {.input = input}; }
-ParallelStyle prepare_output(Placement output) { return {.output = output}; }
+ParallelStyle no_parallel() { return {.plain_parameters = true}; }
+ParallelStyle prepare_module_input(Placement input) { return {.input = input}; }
+ParallelStyle prepare_module_input_output(Placement input, Placement output) {
+  return {.input = input, .output = output, .local = true};
+}
 
 // What stands at a module's edges.
 class TensorParallel::Edge : public nn::ModuleHook {
@@ -85,20 +85,20 @@ class TensorParallel::Edge : public nn::ModuleHook {
 
  private:
   Tensor placed(const Tensor& x, const Placement& placement) const {
-    const Tensor whole =
-        dtensor::is_dtensor(x) ? x : dtensor::from_local(x, mesh_, {Placement::replicate()});
+    const Tensor whole = dtensor::is_dtensor(x) ? x : dtensor::from_local(x, mesh_, {kWhole});
     return dtensor::redistribute(whole, {placement});
   }
 
   Tensor part_of(const Tensor& x) {
-    LONGHAUL_CHECK(x.dim() > kSequence, "an input with {} dims has no sequence to cut", x.dim());
-    sequence_ = x.size(kSequence);
+    LONGHAUL_CHECK(x.dim() > kSequence.dim(), "an input with {} dims has no sequence to cut",
+                   x.dim());
+    sequence_ = x.size(kSequence.dim());
     return dtensor::to_local(placed(x, *style_.input));
   }
 
   std::vector<int64_t> whole_sizes(const Tensor& part) const {
     auto sizes = part.sizes().vec();
-    sizes[kSequence] = sequence_;
+    sizes[static_cast<size_t>(kSequence.dim())] = sequence_;
     return sizes;
   }
 
@@ -110,24 +110,23 @@ class TensorParallel::Edge : public nn::ModuleHook {
 
 TensorParallel::TensorParallel(nn::Module& model, const TensorPlan& plan, const Mesh& mesh) {
   const auto modules = model.modules();
-  std::set<std::string> used;
   for (const auto& parameter : model.parameters()) {
-    const auto* entry = entry_for(module_of(parameter.name, modules), plan);
-    if (entry != nullptr && entry->style.untouched) continue;
-    make_dtensor(*parameter.tensor, mesh,
-                 entry == nullptr ? Placement::replicate() : entry->style.parameters);
+    const std::string module = module_of(parameter.name, modules);
+    const auto* entry = entry_for(module, plan);
+    LONGHAUL_CHECK(
+        entry != nullptr,
+        "tensor parallel plan: no entry for \"{}\", which has {}; add one with its style "
+        "(tensor.h)",
+        module, parameter.name);
+    if (!entry->style.plain_parameters) {
+      make_dtensor(*parameter.tensor, mesh, entry->style.parameters);
+    }
   }
   for (const auto& [name, module] : modules) {
     const auto* entry = entry_for(name, plan);
-    if (entry == nullptr) continue;
-    used.insert(entry->module);
-    if (entry->style.input || entry->style.output) {
+    if (entry != nullptr && (entry->style.input || entry->style.output)) {
       edges_.push_back(std::make_unique<Edge>(*module, entry->style, mesh));
     }
-  }
-  for (const auto& entry : plan) {
-    LONGHAUL_CHECK(used.count(entry.module) > 0, "tensor parallel plan: no module is called \"{}\"",
-                   entry.module);
   }
 }
 

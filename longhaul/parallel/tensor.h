@@ -17,42 +17,52 @@ namespace longhaul::parallel {
 using at::Tensor;
 using dtensor::Placement;
 
-// How a module computes on the tp axis.
+// How a module computes on the tp axis. The functions below make those that have a name in
+// TorchTitan (ColwiseParallel, RowwiseParallel, SequenceParallel, NoParallel, PrepareModuleInput,
+// PrepareModuleInputOutput).
 struct ParallelStyle {
+  // Of the module's own parameters.
   Placement parameters = Placement::replicate();
   // What the first input and the result are redistributed to; none: as they come.
   std::optional<Placement> input = std::nullopt, output = std::nullopt;
   // Plain tensors inside: the inputs' parts in `input` go in, the result's part comes out in
   // `output`. A plain input is taken as one that every rank has.
   bool local = false;
-  // Not of this axis: parameters stay plain tensors, used as they are.
-  bool untouched = false;
+  // Parameters stay plain tensors, whole on every rank or as another axis cuts them.
+  bool plain_parameters = false;
 };
 
+// The dim of [B, S, ...] that is cut between the modules, and what nothing cuts.
+inline const Placement kSequence = Placement::shard(1), kWhole = Placement::replicate();
+inline constexpr std::nullopt_t kAsItComes = std::nullopt;
+
 // The output dim cut: y = x W^T has the columns of this rank's rows of W.
-ParallelStyle colwise();
-// The input dim cut, and the terms of the result added up into slices of the sequence.
-ParallelStyle rowwise();
-// Whole parameters on slices of the sequence; nothing to do at the edges.
+ParallelStyle colwise_parallel(std::optional<Placement> input = kWhole);
+// The input dim cut; the result is terms, added up into slices of the sequence.
+ParallelStyle rowwise_parallel(std::optional<Placement> output = kSequence);
+// The same for a table of embeddings, whose input dim is its rows.
+ParallelStyle rowwise_parallel_embedding(std::optional<Placement> output = kSequence);
+// Whole parameters on slices of the sequence, as they come; gradients are terms.
 ParallelStyle sequence_parallel();
-// Whole parameters on whole or cut tensors, as they come: no parallelism in itself.
+// Whole plain parameters on plain tensors: no part of it is seen by this axis.
 ParallelStyle no_parallel();
 // Redistributes the input of a module whose insides have styles of their own.
-ParallelStyle prepare_input(Placement input);
-// Redistributes the result.
-ParallelStyle prepare_output(Placement output);
+ParallelStyle prepare_module_input(Placement input);
+// Its insides compute on plain tensors: the parts of the inputs, which become a part of the result.
+ParallelStyle prepare_module_input_output(Placement input, Placement output);
 
 struct PlanEntry {
   std::string module;  // the end of its name: "self_attn.o_proj"; whole path parts only
   ParallelStyle style;
 };
+// Entries without a module are those of parts that a model may lack.
 using TensorPlan = std::vector<PlanEntry>;
 
 class TensorParallel {
  public:
-  // Makes DTensors of the model's parameters on `mesh` (of the one axis tp), as the plan says or
-  // else replicated, and sets the hooks, until its end. Of two entries the longer name counts.
-  // Parameters on the Meta device get no memory. Error for an entry that no module has.
+  // Makes DTensors of the model's parameters on `mesh` (of the one axis tp), as the plan says, and
+  // sets the hooks, until its end. Of two entries the longer name counts. Parameters on the Meta
+  // device get no memory. Error for a module with parameters that no entry names.
   TensorParallel(nn::Module& model, const TensorPlan& plan, const dtensor::Mesh& mesh);
   ~TensorParallel();
   TensorParallel(const TensorParallel&) = delete;

@@ -2,6 +2,7 @@
 // updates work on, and an error with a name where something cannot be.
 #include "longhaul/dtensor/dtensor.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -29,6 +30,21 @@ std::string error_of(const std::function<void()>& f) {
 
 void on_two_ranks(const std::function<void(World&, const Mesh&)>& f) {
   run_ranks(2, [&](World& world) { f(world, DeviceMesh::make(world, {{"tp", 2}})); });
+}
+
+// Operators that are made of others arrive below autograd as they are.
+TEST(DTensor, ComposedOperatorsBelowAutograd) {
+  on_two_ranks([](World&, const Mesh& mesh) {
+    const Tensor a = normal({4, 6}, 1), b = normal({6, 3}, 2);
+    const Tensor x = dtensor::distribute(a, mesh, {Placement::shard(0)});
+    const Tensor y = dtensor::distribute(b, mesh, {Placement::replicate()});
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const Tensor product = at::matmul(x.reshape({4, 6}), y);
+    ASSERT_TRUE(dtensor::is_dtensor(product));
+    EXPECT_TRUE(
+        at::equal(dtensor::local_of(dtensor::redistribute(product, {Placement::replicate()})),
+                  at::matmul(a, b)));
+  });
 }
 
 TEST(DTensor, HasTheSizesOfTheWholeAndHoldsAPart) {

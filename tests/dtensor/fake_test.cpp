@@ -5,8 +5,10 @@
 #include <numeric>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "longhaul/dtensor/dtensor.h"
 #include "longhaul/dtensor/fake_backend.h"
 #include "longhaul/dtensor/world.h"
+#include "longhaul/ops/distributed.h"
 
 namespace longhaul {
 namespace {
@@ -14,6 +16,7 @@ namespace {
 using at::Tensor;
 using dtensor::CollectiveKind;
 using dtensor::Communicator;
+using dtensor::Placement;
 using dtensor::Reduction;
 using dtensor::World;
 
@@ -55,6 +58,27 @@ TEST(Fake, TakesMetaTensors) {
   group.broadcast(flags, 3).wait();
   EXPECT_EQ(world.log().total(CollectiveKind::kAllGather, "tp").bytes, 1024 * 7168 * 2);
   EXPECT_EQ(world.log().records().size(), 5u);
+}
+
+// On the Meta device, too, whatever stands beside a DTensor: numbers, and what our own operators
+// take as they are. A rank of many is planned so.
+TEST(Fake, ADTensorOfMetaPartsBesidePlainMetaTensors) {
+  World world = World::fake(1, 2);
+  const auto mesh = dtensor::DeviceMesh::make(world, {{"tp", 2}});
+  const auto meta = at::TensorOptions().device(at::kMeta).dtype(at::kFloat);
+  const Tensor x = dtensor::distribute(at::empty({4, 6}, meta), mesh, {Placement::shard(0)});
+  const Tensor number = at::empty({}, meta);
+  for (const Tensor& y : {x * number, number + x, at::maximum(x, number)}) {
+    ASSERT_TRUE(dtensor::is_dtensor(y));
+    EXPECT_EQ(dtensor::local_of(y).sizes(), (at::IntArrayRef{2, 6}));
+    EXPECT_TRUE(dtensor::local_of(y).is_meta());
+  }
+  const Tensor ids = at::empty({3, 2}, meta.dtype(at::kLong));
+  const Tensor rows = ops::distributed<Tensor(const Tensor&, const Tensor&)>("embedding")
+                          .call(x.detach().set_requires_grad(true), ids);
+  ASSERT_TRUE(dtensor::is_dtensor(rows));
+  EXPECT_TRUE(dtensor::spec_of(rows).placements[0].is_partial());
+  EXPECT_TRUE(rows.requires_grad());
 }
 
 // Ends at once and counts.

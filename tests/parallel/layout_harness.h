@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <mutex>
 
 #include "longhaul/checkpoint/tensor_file.h"
@@ -144,13 +145,15 @@ class LayoutJob {
   TemporaryFolder folder_;
 };
 
-// What one rank leaves, once for all tests with these overrides.
-inline const LayoutResult& one_rank(const Overrides& overrides) {
-  static std::map<Overrides, LayoutResult> results;
-  const auto found = results.find(overrides);
+// What a layout leaves, once for all tests with these overrides.
+inline const LayoutResult& trained(const Layout& layout, const Overrides& overrides) {
+  static std::map<std::pair<std::string, Overrides>, LayoutResult> results;
+  const auto key = std::pair(layout.name(), overrides);
+  const auto found = results.find(key);
   if (found != results.end()) return found->second;
-  return results[overrides] = LayoutJob().run({}, overrides);
+  return results[key] = LayoutJob().run(layout, overrides);
 }
+inline const LayoutResult& one_rank(const Overrides& overrides) { return trained({}, overrides); }
 
 struct Tolerances {
   double loss = 1e-10;                    // relative; losses and the norm
@@ -195,9 +198,23 @@ inline void expect_same(const LayoutResult& actual, const LayoutResult& expected
   }
 }
 
-// Bit for bit.
+inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.is_contiguous() &&
+         b.is_contiguous() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+// Losses, gradients and weights of every step bit for bit.
 inline void expect_identical(const LayoutResult& actual, const LayoutResult& expected) {
-  expect_same(actual, expected, {.loss = 0, .gradient = 0, .weight = 0});
+  ASSERT_EQ(actual.steps.size(), static_cast<size_t>(kLayoutSteps));
+  ASSERT_EQ(expected.steps.size(), static_cast<size_t>(kLayoutSteps));
+  for (size_t i = 0; i < expected.steps.size(); ++i) {
+    EXPECT_EQ(actual.steps[i].size(), expected.steps[i].size()) << "step " << i + 1;
+    for (const auto& [name, value] : expected.steps[i]) {
+      const auto found = actual.steps[i].find(name);
+      ASSERT_NE(found, actual.steps[i].end()) << "step " << i + 1 << ": no " << name;
+      EXPECT_TRUE(same_bits(found->second, value)) << "step " << i + 1 << " " << name;
+    }
+  }
 }
 
 }  // namespace longhaul::testing

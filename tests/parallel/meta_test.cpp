@@ -27,6 +27,12 @@ at::Tensor forward_loss(RankOfModel& rank) {
   return total;
 }
 
+void one_pass(RankOfModel& rank) {
+  rank.begin_pass();
+  backward(forward_loss(rank));
+  rank.end_pass();
+}
+
 // Parameters that learn without a gradient of their sizes, or that have memory.
 std::vector<std::string> not_planned(const nn::Module& model) {
   std::vector<std::string> names;
@@ -48,6 +54,9 @@ const std::vector<RankLayout> kLayouts = {
     {.dp = 4, .ep = 4},
     {.dp = 2, .cp = 2, .ep = 4},
     {.dp = 4, .cp = 2, .ep = 8, .split = SequenceSplit::kContiguous},
+    {.tp = 2},
+    {.cp = 2, .ep = 2, .tp = 2},
+    {.dp = 2, .cp = 2, .ep = 8, .tp = 2, .fsdp = true},
 };
 
 void expect_planned(const Job& job) {
@@ -56,7 +65,7 @@ void expect_planned(const Job& job) {
       SCOPED_TRACE(::testing::Message() << layout.text() << ", rank " << number);
       dtensor::World world = dtensor::World::fake(number, layout.ranks());
       RankOfModel rank(world, layout, job);
-      backward(forward_loss(rank));
+      one_pass(rank);
       EXPECT_THAT(not_planned(rank.model()), ::testing::IsEmpty());
     }
   }
@@ -101,6 +110,51 @@ TEST(MetaRanks, RowsAreSpreadEvenly) {
     EXPECT_EQ(record.sizes, (std::vector<int64_t>{32, 12}));
   }
   EXPECT_EQ(exchanges, 3 * 4);  // there and back, forwards and backwards, in three layers
+}
+
+// As text, so that a difference reads well.
+std::vector<std::string> lines_of(const dtensor::CollectiveLog& log) {
+  std::vector<std::string> lines;
+  for (const auto& record : log.records()) {
+    lines.push_back(fmt::format("{} over {}: {} [{}], {} bytes, no. {}", name_of(record.kind),
+                                record.axis, record.dtype, fmt::join(record.sizes, ", "),
+                                record.bytes, record.sequence));
+  }
+  return lines;
+}
+
+// Where the routing is balanced, as the Meta device takes it to be, a planned rank communicates
+// what the real one does, in the same order.
+TEST(MetaRanks, CommunicateWhatRealRanksDo) {
+  Job job = meta_job();
+  job.settings.force_load_balance = true;
+  const auto d = documents({kSlots + 2, kSlots + 2, kSlots + 2, kSlots + 2});
+  job.rows = pack({{d[0]}, {d[1]}, {d[2]}, {d[3]}}, kSlots + 2);
+  for (const bool fsdp : {false, true}) {
+    for (RankLayout layout :
+         {RankLayout{.tp = 2}, RankLayout{.cp = 2, .ep = 2, .tp = 2},
+          RankLayout{.dp = 2, .ep = 2, .tp = 2}, RankLayout{.dp = 2, .ep = 2}}) {
+      layout.fsdp = fsdp;
+      SCOPED_TRACE(layout.text());
+      std::vector<std::vector<std::string>> real(static_cast<size_t>(layout.ranks()));
+      test::run_ranks(layout.ranks(), [&](dtensor::World& world) {
+        Job here = job;
+        here.settings.device = at::kCPU;
+        RankOfModel rank(world, layout, here);
+        world.log().clear();
+        one_pass(rank);
+        real[static_cast<size_t>(world.rank())] = lines_of(world.log());
+      });
+      for (const int number : {0, layout.ranks() - 1}) {
+        dtensor::World world = dtensor::World::fake(number, layout.ranks());
+        RankOfModel rank(world, layout, job);
+        world.log().clear();
+        one_pass(rank);
+        EXPECT_EQ(lines_of(world.log()), real[static_cast<size_t>(number)]) << "rank " << number;
+        EXPECT_FALSE(real[static_cast<size_t>(number)].empty());
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -135,13 +135,19 @@ class RankOfModel {
     ctx_.decisions = &decisions_;
   }
 
-  void forward() {
+  void begin_pass() {
     if (fsdp_) fsdp_->begin_pass(/*reduce_gradients=*/true);
+  }
+  void end_pass() {
+    if (fsdp_) fsdp_->end_pass();
+  }
+  void forward() {
+    begin_pass();
     losses_ = forward_losses(*model_, batch_, ctx_);
   }
   void backward() {
     testing::backward(losses_.total);
-    if (fsdp_) fsdp_->end_pass();
+    end_pass();
   }
 
   // All ranks' share together.
@@ -171,6 +177,7 @@ class RankOfModel {
   }
 
   const parallel::ParallelDims& dims() const { return dims_; }
+  parallel::Fsdp& fsdp() { return *fsdp_; }
   const v3::Batch& batch() const { return batch_; }
   v3::Model& model() { return *model_; }
   v3::ForwardContext& context() { return ctx_; }

@@ -93,41 +93,137 @@ TEST(TensorParallel, HeadsThatCannotBeDealtOut) {
   }
 }
 
-// The routed branch of a layer of experts: no gather, no scatter, one top-k for each token.
+using Counts = std::map<CollectiveKind, int64_t>;
+
+Counts counts_on(const dtensor::World& world, const char* axis) {
+  Counts counts;
+  for (const auto kind :
+       {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter, CollectiveKind::kAllReduce,
+        CollectiveKind::kAllToAll, CollectiveKind::kBroadcast}) {
+    counts[kind] = world.log().total(kind, axis).count;
+  }
+  return counts;
+}
+
+// Of a pass, on the tp axis.
+struct Passes {
+  Counts forward, backward;
+  bool operator==(const Passes&) const = default;
+};
+
+// What rank 0 sees; that each token is routed once is checked on the way.
+Passes passes_of(const RankLayout& layout, const Job& job) {
+  Passes passes;
+  test::run_ranks(layout.ranks(), [&](dtensor::World& world) {
+    RankOfModel rank(world, layout, job);
+    world.log().clear();
+    rank.forward();
+    const Counts forward = counts_on(world, "tp");
+    world.log().clear();
+    rank.backward();
+    if (world.rank() == 0) passes = {forward, counts_on(world, "tp")};
+  });
+  return passes;
+}
+
+// Layers of experts after `dense` others, with or without shared experts, and with losses that are
+// no statistics of whole rows: those are added up over the slices.
+Job layers_of_experts(int64_t dense, int64_t shared_experts) {
+  Job job = four_heads();
+  job.config.num_hidden_layers = 3;
+  job.config.first_k_dense_replace = dense;
+  job.config.n_shared_experts = shared_experts;
+  job.settings.sequence_balance_loss_coeff = 0;
+  job.settings.z_loss_coeff = 0;
+  return job;
+}
+
+// The routed branch of a layer of experts: no gather, no scatter, no sum, in either pass. A layer
+// with shared experts communicates over tp what a dense one does, which has the same edges.
 TEST(TensorParallel, TheRoutedBranchDoesNotCommunicate) {
+  for (const RankLayout& layout :
+       {RankLayout{.tp = 2}, RankLayout{.ep = 2, .tp = 2}, RankLayout{.dp = 2, .ep = 4, .tp = 2}}) {
+    SCOPED_TRACE(layout.text());
+    const auto dense = passes_of(layout, layers_of_experts(3, 1));
+    const auto shared = passes_of(layout, layers_of_experts(1, 1));
+    const auto routed = passes_of(layout, layers_of_experts(1, 0));
+    // Two MTP modules are there in any case.
+    const int64_t layers = 2 + 2;
+    for (const auto pass : {&Passes::forward, &Passes::backward}) {
+      SCOPED_TRACE(pass == &Passes::forward ? "forward" : "backward");
+      for (const auto kind : {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter}) {
+        EXPECT_EQ((shared.*pass).at(kind), (dense.*pass).at(kind)) << name_of(kind);
+        EXPECT_EQ((shared.*pass).at(kind) - (routed.*pass).at(kind), layers) << name_of(kind);
+      }
+      EXPECT_EQ((routed.*pass).at(CollectiveKind::kAllToAll), 0);
+    }
+  }
+}
+
+// One top-k for each token, on one rank of tp.
+TEST(TensorParallel, EachTokenIsRoutedOnce) {
   const Job job = four_heads();
-  const auto calls = [&](int64_t shared_experts) {
-    Job with = job;
-    with.config.n_shared_experts = shared_experts;
-    std::map<CollectiveKind, int64_t> counted;
-    test::run_ranks(2, [&](dtensor::World& world) {
-      RankOfModel rank(world, {.tp = 2}, with);
-      world.log().clear();
+  const auto single = on_one_rank(job);
+  for (const RankLayout& layout : {RankLayout{.tp = 2}, RankLayout{.cp = 2, .ep = 4, .tp = 2}}) {
+    SCOPED_TRACE(layout.text());
+    const auto on_many = on_ranks(layout, job);
+    for (const auto& [layer, counts] : single.run.stats.expert_counts) {
+      EXPECT_TRUE(at::equal(on_many.run.stats.expert_counts.at(layer), counts)) << layer;
+    }
+  }
+}
+
+// Gradients of weights that tp does not cut are terms. They are summed with those of the data
+// parallel ranks: a collective for each unit, in fp32, whatever the model computes in.
+TEST(TensorParallel, GradientsOfWholeWeightsAreSummedByUnitInFp32) {
+  Job job = four_heads();
+  job.settings.param_dtype = at::kFloat;
+  job.settings.compute_dtype = at::kBFloat16;
+  for (const RankLayout& layout :
+       {RankLayout{.tp = 2, .fsdp = true}, RankLayout{.dp = 2, .tp = 2, .fsdp = true}}) {
+    SCOPED_TRACE(layout.text());
+    test::run_ranks(layout.ranks(), [&](dtensor::World& world) {
+      RankOfModel rank(world, layout, job);
       rank.forward();
-      int64_t routed = 0;
-      for (const auto& [layer, counts] : rank.stats().expert_counts) {
-        routed += counts.sum().item<int64_t>();
+      world.log().clear();
+      rank.backward();
+      EXPECT_EQ(counts_on(world, "tp").at(CollectiveKind::kAllReduce), 0);
+      // Four blocks (two of them MTP modules) and the last norm.
+      EXPECT_EQ(counts_on(world, "tokens").at(CollectiveKind::kReduceScatter), 5);
+      for (const auto& record : world.log().records()) {
+        if (record.axis == "tokens" && record.kind == CollectiveKind::kReduceScatter) {
+          EXPECT_EQ(record.dtype, "float32");
+        }
       }
-      if (world.rank() != 0) return;
-      for (const auto kind : {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter,
-                              CollectiveKind::kAllToAll}) {
-        counted[kind] = static_cast<int64_t>(world.log().total(kind, "tp").count);
-      }
-      int64_t expected = 0;
-      const auto single = on_one_rank(with);
-      for (const auto& [layer, counts] : single.run.stats.expert_counts) {
-        expected += counts.sum().item<int64_t>();
-      }
-      EXPECT_EQ(routed, expected);
     });
-    return counted;
-  };
-  const auto with = calls(1), without = calls(0);
-  const int64_t layers = 3;  // with experts: one of the trunk and two MTP modules
-  EXPECT_EQ(with.at(CollectiveKind::kAllGather) - without.at(CollectiveKind::kAllGather), layers);
-  EXPECT_EQ(with.at(CollectiveKind::kReduceScatter) - without.at(CollectiveKind::kReduceScatter),
-            layers);
-  EXPECT_EQ(with.at(CollectiveKind::kAllToAll), 0);
+  }
+}
+
+TEST(TensorParallel, UnderFsdp) {
+  for (const bool recompute : {false, true}) {
+    Job job = four_heads();
+    job.settings.recompute.every = recompute ? 1 : 0;
+    const Outcome expected = on_one_rank(job);
+    for (RankLayout layout : kLayouts) {
+      layout.fsdp = true;
+      SCOPED_TRACE(layout.text());
+      expect_same(on_ranks(layout, job), expected, 1e-11);
+    }
+  }
+}
+
+// A module of a new kind in the model must be in the plan, too.
+TEST(TensorParallel, APlanNamesEveryModuleWithParameters) {
+  const Job job = four_heads();
+  test::run_ranks(2, [&](dtensor::World& world) {
+    const auto dims = parallel::ParallelDims::make(RankLayout{.tp = 2}.config(), world);
+    auto model = job.model();
+    auto plan = parallel::deepseek_v3_plan(*model);
+    std::erase_if(plan, [](const auto& entry) { return entry.module == "enorm"; });
+    EXPECT_THAT(
+        message_of([&] { parallel::TensorParallel(*model, plan, dims.tp); }),
+        AllOf(HasSubstr("no entry for \"model.layers.2.enorm\""), HasSubstr("enorm.weight")));
+  });
 }
 
 }  // namespace

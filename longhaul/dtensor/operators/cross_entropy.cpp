@@ -27,6 +27,13 @@ struct Vocabulary {
   }
 };
 
+void check_labels(const Tensor& labels_T, int64_t num_ids) {
+  if (labels_T.is_meta()) return;  // they have no values
+  const Tensor known = (labels_T == ops::kIgnoredLabel)
+                           .logical_or_((labels_T >= 0).logical_and_(labels_T < num_ids));
+  LONGHAUL_CHECK(known.all().item<bool>(), "cross-entropy: a label outside 0 .. {}", num_ids - 1);
+}
+
 struct Sums {
   Tensor loss, d_hidden, d_weight;
 };
@@ -67,10 +74,7 @@ void add_block(const Tensor& hidden_TD, const Tensor& weight_VD, const Tensor& l
 Sums compute(const Tensor& hidden_TD, const Tensor& weight_VD, const Tensor& labels_T,
              const Vocabulary& vocabulary, int64_t block, bool with_gradients) {
   const at::NoGradGuard no_grad;
-  const Tensor known = (labels_T == ops::kIgnoredLabel)
-                           .logical_or_((labels_T >= 0).logical_and_(labels_T < vocabulary.size));
-  LONGHAUL_CHECK(known.all().item<bool>(), "cross-entropy: a label outside 0 .. {}",
-                 vocabulary.size - 1);
+  check_labels(labels_T, vocabulary.size);
   const auto wide = ops::wide_type(hidden_TD);
   const Tensor hidden = hidden_TD.to(wide), weight = weight_VD.to(wide);
   Sums sums{at::zeros({}, hidden.options()), {}, {}};

@@ -6,54 +6,50 @@
 #include "longhaul/parallel/collectives.h"
 
 namespace longhaul::parallel {
-namespace {
 
-const Placement kWhole = Placement::replicate();
-const Placement kSequence = Placement::shard(1);  // of [B, S, D]
-
-// A gate, an up and a down projection behind one gather of their input.
-void add_mlp(const std::string& name, TensorPlan& plan) {
-  plan.push_back({name, prepare_input(kWhole)});
-  plan.push_back({name + ".gate_proj", {.parameters = Placement::shard(0)}});
-  plan.push_back({name + ".up_proj", {.parameters = Placement::shard(0)}});
-  plan.push_back({name + ".down_proj", rowwise()});
-}
-
-void add_moe(const std::string& name, bool has_shared_experts, TensorPlan& plan) {
-  plan.push_back({name, {.input = kSequence, .output = kSequence, .local = true}});
-  plan.push_back({name + ".gate", {.untouched = true}});
-  plan.push_back({name + ".experts", {.untouched = true}});
-  if (has_shared_experts) add_mlp(name + ".shared_experts", plan);
-}
-
-void add_attention(const std::string& name, const deepseek_v3::Model& model, TensorPlan& plan) {
-  const bool expanded = model.settings().mla_form == deepseek_v3::MlaForm::kExpanded;
-  plan.push_back({name + (model.config().q_lora_rank > 0 ? ".q_b_proj" : ".q_proj"), colwise()});
-  // Absorbed, its weight is used head by head and the latents go on as they are.
-  plan.push_back({name + ".kv_b_proj",
-                  expanded ? colwise() : ParallelStyle{.parameters = Placement::shard(0)}});
-  plan.push_back({name + ".o_proj", rowwise()});
-}
-
-}  // namespace
-
-TensorPlan deepseek_v3_plan(deepseek_v3::Model& model) {
+TensorPlan deepseek_v3_plan(const deepseek_v3::Model& model) {
   const auto& config = model.config();
-  const auto stages = model.stages();
-  TensorPlan plan;
-  if (stages.embedding != nullptr) {
-    plan.push_back(
-        {"model.embed_tokens", {.parameters = Placement::shard(0), .output = kSequence}});
-  }
-  if (stages.norm != nullptr) plan.push_back({"lm_head", {.parameters = Placement::shard(0)}});
-  for (const int64_t layer : model.layers()) {
-    const std::string name = "model.layers." + std::to_string(layer);
-    add_attention(name + ".self_attn", model, plan);
-    if (config.is_moe_layer(layer)) {
-      add_moe(name + ".mlp", config.n_shared_experts > 0, plan);
-    } else {
-      add_mlp(name + ".mlp", plan);
-    }
+  // Absorbed, the weight is used head by head and the latents go on as they are.
+  const bool absorbed = model.settings().mla_form == deepseek_v3::MlaForm::kAbsorbed;
+  TensorPlan plan = {
+      {"model.embed_tokens", rowwise_parallel_embedding()},
+      {"input_layernorm", sequence_parallel()},
+      {"post_attention_layernorm", sequence_parallel()},
+      {"model.norm", sequence_parallel()},
+      {"lm_head", colwise_parallel(kAsItComes)},
+
+      {"self_attn.q_proj", colwise_parallel()},
+      {"self_attn.q_a_proj", sequence_parallel()},
+      {"self_attn.q_a_layernorm", sequence_parallel()},
+      {"self_attn.q_b_proj", colwise_parallel()},
+      {"self_attn.kv_a_proj_with_mqa", sequence_parallel()},
+      {"self_attn.kv_a_layernorm", sequence_parallel()},
+      {"self_attn.kv_b_proj", absorbed ? colwise_parallel(kAsItComes) : colwise_parallel()},
+      {"self_attn.o_proj", rowwise_parallel()},
+      {"self_attn.indexer.wq_b", sequence_parallel()},
+      {"self_attn.indexer.wk", sequence_parallel()},
+      {"self_attn.indexer.k_norm", sequence_parallel()},
+      {"self_attn.indexer.weights_proj", sequence_parallel()},
+
+      // A dense layer's, and the shared experts: one gather for two products.
+      {"mlp", prepare_module_input(kWhole)},
+      {"mlp.shared_experts", prepare_module_input(kWhole)},
+      {"gate_proj", colwise_parallel(kAsItComes)},
+      {"up_proj", colwise_parallel(kAsItComes)},
+      {"down_proj", rowwise_parallel()},
+      {"mlp.gate", no_parallel()},
+      {"mlp.experts", no_parallel()},
+
+      // MTP modules.
+      {"enorm", sequence_parallel()},
+      {"hnorm", sequence_parallel()},
+      {"eh_proj", sequence_parallel()},
+      {"shared_head.norm", sequence_parallel()},
+  };
+  for (int64_t layer = 0; layer < model.num_layers(); ++layer) {
+    if (!config.is_moe_layer(layer)) continue;
+    plan.push_back({"layers." + std::to_string(layer) + ".mlp",
+                    prepare_module_input_output(kSequence, kSequence)});
   }
   return plan;
 }

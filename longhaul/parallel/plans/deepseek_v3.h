@@ -12,7 +12,7 @@
 
 namespace longhaul::parallel {
 
-TensorPlan deepseek_v3_plan(deepseek_v3::Model& model);
+TensorPlan deepseek_v3_plan(const deepseek_v3::Model& model);
 
 // Throws UserError, naming both numbers, unless heads can be dealt out evenly to `ranks` ranks.
 void check_tensor_parallel(const deepseek_v3::ModelConfig& config, int64_t ranks);
