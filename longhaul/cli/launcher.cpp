@@ -22,6 +22,7 @@
 #include "longhaul/base/log.h"
 #include "longhaul/cli/failure_report.h"
 #include "longhaul/cli/rank_environment.h"
+#include "longhaul/cli/trace_signal.h"
 #include "longhaul/dtensor/trace_report.h"
 
 namespace longhaul::cli {
@@ -52,6 +53,7 @@ class KeptSignals {
     struct sigaction normal {};
     normal.sa_handler = SIG_DFL;  // where it is ignored, nobody learns how a child has ended
     sigaction(SIGCHLD, &normal, &child_before_);
+    unblock_trace_signal();
   }
   ~KeptSignals() {
     sigaction(SIGCHLD, &child_before_, nullptr);
@@ -159,7 +161,8 @@ Rank start(const RankSettings& settings, const std::vector<std::string>& words) 
   if (started.process == 0) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);  // also where this process is killed outright
     if (getppid() != parent) _exit(1);
-    setpgid(0, 0);  // the terminal's signals come once, through this process
+    setpgid(0, 0);         // the terminal's signals come once, through this process
+    block_trace_signal();  // until the rank can answer it
     for (auto& variable : variables) putenv(variable.data());
     if (first) fcntl(settings.place.socket(), F_SETFD, 0);
     if (!first) dup2(ends[1], STDERR_FILENO);
@@ -344,8 +347,8 @@ std::string collectives_text(const fs::path& folder, double start) {
     return fmt::format("; {}{} (`longhaul comm show {}`)",
                        traces.size() > kFew ? "" : dtensor::positions_text(traces),
                        difference.empty() ? "" : "; not all began " + difference, folder.string());
-  } catch (const UserError&) {
-    return "";  // nobody left any
+  } catch (const std::exception&) {
+    return "";  // nobody left any, or somebody is still writing
   }
 }
 

@@ -23,11 +23,16 @@ void block_trace_signal() {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 }
 
-TraceOnSignal::TraceOnSignal(const dtensor::FlightRecorder& recorder)
+void unblock_trace_signal() {
+  const sigset_t signals = trace_signal();
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+}
+
+TraceOnSignal::TraceOnSignal(dtensor::FlightRecorder& recorder)
     : thread_([this, &recorder] {
         const sigset_t signals = trace_signal();
         for (int signal = 0; sigwait(&signals, &signal) == 0 && !stop_;) {
-          if (const auto path = recorder.dump("asked by SIGUSR2")) {
+          if (const auto path = recorder.dump_asked("asked by SIGUSR2")) {
             log::info("collectives so far in {}", path->string());
           }
         }

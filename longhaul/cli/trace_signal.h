@@ -9,13 +9,16 @@
 
 namespace longhaul::cli {
 
-// Before the process has threads, which inherit it: the signal waits for TraceOnSignal.
+// Before the process has threads, which inherit it, as programs that it becomes do: the signal
+// waits for TraceOnSignal.
 void block_trace_signal();
+// The signal comes as any other, also one that waited.
+void unblock_trace_signal();
 
 // Answers the signal while it lives.
 class TraceOnSignal {
  public:
-  explicit TraceOnSignal(const dtensor::FlightRecorder& recorder);
+  explicit TraceOnSignal(dtensor::FlightRecorder& recorder);
   TraceOnSignal(const TraceOnSignal&) = delete;
   ~TraceOnSignal();
 

@@ -70,6 +70,7 @@ void start_ranks(const CLI::App& command, int64_t ranks) {
   if (rank_environment(process_variables())) {
     fail_user("--ranks {}: another launcher has started the ranks already; leave it out", ranks);
   }
+  block_trace_signal();  // launch_ranks() passes it on
   const InheritedJob job = load_inherited_job_of(command);
   check_ranks(job.config, ranks);
   launch_ranks({.ranks = narrow<int>(ranks),
@@ -78,17 +79,17 @@ void start_ranks(const CLI::App& command, int64_t ranks) {
 }
 
 // What failed, with the place of this rank's trace.
-std::string with_trace(const dtensor::FlightRecorder& recorder, const std::string& what) {
-  const auto path = recorder.dump(what);
+std::string with_trace(dtensor::FlightRecorder& recorder, const std::string& what) {
+  const auto path = recorder.dump_failure(what);
   return path ? fmt::format("{}; its last collectives are in {}", what, path->string()) : what;
 }
 
 // A rank that fails, or waits for one in vain, leaves a trace; users' mistakes need none.
 void train_and_trace(const JobConfig& config, dtensor::World& world) {
-  const dtensor::FlightRecorder recorder(
-      world, {.folder = traces_folder(config),
-              .prefix = config.comm.save_traces_file_prefix,
-              .records = static_cast<size_t>(config.comm.trace_buf_size)});
+  dtensor::FlightRecorder recorder(world,
+                                   {.folder = traces_folder(config),
+                                    .prefix = config.comm.save_traces_file_prefix,
+                                    .records = static_cast<size_t>(config.comm.trace_buf_size)});
   const TraceOnSignal trace_on_signal(recorder);
   try {
     train::run_training(config, stop_requested, world);

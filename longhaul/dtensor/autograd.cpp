@@ -101,22 +101,11 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
   }
 };
 
-// The collective that the first change of placements takes (redistribute.cpp), as a savable
-// operator; nullptr: none, a part is cut out.
-const char* collective_of(const Placements& from, const Placements& to) {
-  for (size_t i = 0; i < from.size(); ++i) {
-    if (from[i] == to[i] || from[i].is_replicate()) continue;
-    if (from[i].is_partial()) return to[i].is_shard() ? "reduce_scatter" : "all_reduce";
-    return to[i].is_shard() ? "all_to_all" : "all_gather";
-  }
-  return nullptr;
-}
-
 struct Redistribute : torch::autograd::Function<Redistribute> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Placements& placements) {
     ctx->set_materialize_grads(false);
     keep(ctx, spec_of(x), x.sizes());
-    const char* collective = collective_of(spec_of(x).placements, placements);
+    const char* collective = first_collective(*spec_of(x).mesh, spec_of(x).placements, placements);
     if (collective == nullptr) return redistributed(x, placements);
     return ops::saved_or_computed({.op = collective}, [&] { return redistributed(x, placements); });
   }

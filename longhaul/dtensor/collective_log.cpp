@@ -96,9 +96,10 @@ CollectiveLog::Totals since(const CollectiveLog::Totals& before, const Collectiv
   for (const auto& [key, total] : now) {
     const auto old = before.find(key);
     const auto was = old == before.end() ? CollectiveLog::Total{} : old->second;
-    if (total.count == was.count) continue;
-    added[key] = {total.count - was.count, total.bytes - was.bytes,
-                  total.under_way_ns - was.under_way_ns, total.waited_ns - was.waited_ns};
+    const CollectiveLog::Total more = {total.count - was.count, total.bytes - was.bytes,
+                                       total.under_way_ns - was.under_way_ns,
+                                       total.waited_ns - was.waited_ns};
+    if (more.count > 0 || more.under_way_ns > 0) added[key] = more;
   }
   return added;
 }

@@ -167,7 +167,7 @@ double cost_of(const c10::FunctionSchema& schema, const OpCall& call, const Stra
 }
 
 // A cut input that every possible strategy wants whole: said, with the rule's reason, or an error
-// where the rule gives none. A gather must never be silent.
+// where the rule gives none. A gather that was chosen as the cheaper way is not said.
 void tell_of_gathers(const OpCall& call, const RuleEntry& entry, const Communicator& group,
                      size_t axis, const std::vector<const Strategy*>& possible) {
   for (size_t i = 0; i < call.num_inputs(); ++i) {

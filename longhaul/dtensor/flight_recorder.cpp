@@ -131,6 +131,17 @@ FlightRecorder::FlightRecorder(const World& world, Options options)
   world.log().set_limit(options_.records);
 }
 
+std::optional<fs::path> FlightRecorder::dump_failure(const std::string& reason) noexcept {
+  const std::lock_guard lock(mutex_);
+  of_failure_ = dump(reason);
+  return of_failure_;
+}
+
+std::optional<fs::path> FlightRecorder::dump_asked(const std::string& reason) noexcept {
+  const std::lock_guard lock(mutex_);
+  return of_failure_ ? of_failure_ : dump(reason);
+}
+
 std::optional<fs::path> FlightRecorder::dump(const std::string& reason) const noexcept {
   if (world_.size() == 1 || options_.records == 0) return std::nullopt;
   const fs::path path = options_.folder / fmt::format("{}{}.json", options_.prefix, world_.rank());

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <filesystem>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,13 +32,19 @@ class FlightRecorder {
   // `world` must outlive it. Of a single rank nothing is written.
   FlightRecorder(const World& world, Options options);
 
-  // Writes or replaces this rank's file; any thread may call it, also while the rank hangs. Returns
-  // its path, or nullopt where nothing is recorded or the file cannot be written (a warning).
-  std::optional<std::filesystem::path> dump(const std::string& reason) const noexcept;
+  // Write or replace this rank's file; any thread may call them, also while the rank hangs. Return
+  // its path, or nullopt where nothing is recorded or the file cannot be written (a warning). One
+  // that was asked for does not replace that of a failure, which it returns.
+  std::optional<std::filesystem::path> dump_failure(const std::string& reason) noexcept;
+  std::optional<std::filesystem::path> dump_asked(const std::string& reason) noexcept;
 
  private:
+  std::optional<std::filesystem::path> dump(const std::string& reason) const noexcept;
+
   const World& world_;
   Options options_;
+  std::mutex mutex_;  // one file, which one thread at a time writes
+  std::optional<std::filesystem::path> of_failure_;
 };
 
 struct TracedCollective {

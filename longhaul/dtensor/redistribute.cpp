@@ -193,6 +193,17 @@ Tensor redistribute_local(const Tensor& local, at::IntArrayRef global_sizes, con
   return x;
 }
 
+const char* first_collective(const DeviceMesh& mesh, const Placements& from, const Placements& to) {
+  Placements now = from;
+  while (const auto move = next_move(mesh, now, to)) {
+    const Placement& before = now[move->axis];
+    if (before.is_partial()) return move->to.is_shard() ? "reduce_scatter" : "all_reduce";
+    if (before.is_shard()) return move->to.is_shard() ? "all_to_all" : "all_gather";
+    now[move->axis] = move->to;
+  }
+  return nullptr;
+}
+
 double redistribute_cost(int64_t bytes, int64_t ranks, const Link& link, const Placement& from,
                          const Placement& to) {
   if (from == to || ranks == 1) return 0;

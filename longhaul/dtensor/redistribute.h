@@ -14,6 +14,10 @@ namespace longhaul::dtensor {
 Tensor redistribute_local(const Tensor& local, at::IntArrayRef global_sizes, const DeviceMesh& mesh,
                           const Placements& from, const Placements& to);
 
+// The name of the first collective of that way ("all_gather", a savable operator); nullptr: none,
+// parts are cut out.
+const char* first_collective(const DeviceMesh& mesh, const Placements& from, const Placements& to);
+
 // What it costs along one axis of `ranks` ranks over `link`, in microseconds, for a tensor of
 // `bytes` over these ranks; a local cut counts a thousandth of its bytes, within the host. Infinite
 // for what cannot be had.

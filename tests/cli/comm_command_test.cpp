@@ -1,4 +1,6 @@
 // What ranks that are processes leave of their collectives, and `longhaul comm show`.
+#include <fstream>
+
 #include "longhaul/base/fault.h"
 #include "tests/cli/small_job.h"
 
@@ -82,6 +84,23 @@ TEST_F(Comm, ASignalAsksForTraces) {
   const auto result = program.wait();
   EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_THAT(run({"comm", "show", "run/comm_traces"}).out, HasSubstr("2 of 2 ranks"));
+}
+
+bool has_children(pid_t process) {
+  std::ifstream list(fmt::format("/proc/{0}/task/{0}/children", process));
+  return list.good() && list.peek() != EOF;
+}
+
+// Asked before there is anything to tell: ranks that only start are not ended by it.
+TEST_F(Comm, ASignalDuringTheStartHarmsNothing) {
+  Program program(train_words({"--ranks", "2", "--training.steps", "2"}), here());
+  while (program.running() && !has_children(program.pid())) usleep(1000);
+  while (program.running() && metrics().empty()) {
+    program.signal(SIGUSR2);
+    usleep(20000);
+  }
+  const auto result = program.wait();
+  EXPECT_EQ(result.status, 0) << result.err;
 }
 
 TEST_F(Comm, MetricsSayWhatAStepCommunicated) {

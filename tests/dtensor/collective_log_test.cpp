@@ -132,6 +132,22 @@ TEST(CollectiveLog, TotalsCountTimeAndWhatWasAddedSince) {
       options);
 }
 
+// What began in one step and was waited for in the next.
+TEST(CollectiveLog, TimeOfEarlierCollectivesCounts) {
+  test::run_ranks(2, [](World& world) {
+    const Communicator group = world.make_group("tp", {0, 1});
+    Tensor x = at::ones({4});
+    auto pending = group.all_reduce(x, Reduction::kSum);
+    const auto before = world.log().totals();
+    pending.wait();
+    const auto added = since(before, world.log().totals());
+    ASSERT_EQ(added.size(), 1u);
+    EXPECT_EQ(added.begin()->second.count, 0);
+    EXPECT_GT(added.begin()->second.under_way_ns, 0);
+    EXPECT_TRUE(since(world.log().totals(), world.log().totals()).empty());
+  });
+}
+
 TEST(CollectiveLog, AGroupOfOneWritesNothing) {
   World world = World::single();
   const Communicator group = world.make_group("tp", {0});

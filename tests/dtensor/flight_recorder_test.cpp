@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "longhaul/dtensor/trace_report.h"
 #include "tests/support/run_ranks.h"
@@ -30,7 +31,7 @@ FlightRecorder recorder_of(const World& world, const TempFolder& folder, size_t 
 // Two ranks take two collectives along "dp"; of the third rank 1 hears nothing.
 std::vector<Trace> traces_of_an_absence(const TempFolder& folder) {
   run_ranks(2, [&](World& world) {
-    const auto recorder = recorder_of(world, folder);
+    auto recorder = recorder_of(world, folder);
     auto group = world.make_group("dp", {0, 1});
     Tensor x = at::ones({3, 2}), flag = at::zeros({}, at::kBool);
     group.all_reduce(x, Reduction::kSum).wait();
@@ -39,7 +40,7 @@ std::vector<Trace> traces_of_an_absence(const TempFolder& folder) {
       group.set_timeout(std::chrono::milliseconds(20));
       error_of<CollectiveError>([&] { group.all_reduce(x, Reduction::kSum).wait(); });
     }
-    EXPECT_TRUE(recorder.dump("rank 1 hangs"));
+    EXPECT_TRUE(recorder.dump_failure("rank 1 hangs"));
   });
   return dtensor::read_traces(folder.path() / "traces");
 }
@@ -91,12 +92,12 @@ TEST(FlightRecorder, TellsWhoIsMissingWhere) {
 TEST(FlightRecorder, TellsWhichRankCalledSomethingElse) {
   const TempFolder folder;
   run_ranks(2, [&](World& world) {
-    const auto recorder = recorder_of(world, folder);
+    auto recorder = recorder_of(world, folder);
     const auto group = world.make_group("tp", {0, 1});
     Tensor x = at::ones({world.rank() == 0 ? 4 : 6});
     group.barrier();
     error_of<CollectiveError>([&] { group.all_reduce(x, Reduction::kSum).wait(); });
-    recorder.dump("disagreement");
+    recorder.dump_failure("disagreement");
   });
   const auto traces = dtensor::read_traces(folder.path() / "traces");
   EXPECT_EQ(dtensor::difference_text(traces),
@@ -107,24 +108,42 @@ TEST(FlightRecorder, TellsWhichRankCalledSomethingElse) {
 TEST(FlightRecorder, RanksThatAgreeAreNotAccused) {
   const TempFolder folder;
   run_ranks(2, [&](World& world) {
-    const auto recorder = recorder_of(world, folder);
+    auto recorder = recorder_of(world, folder);
     const auto group = world.make_group("tp", {0, 1});
     for (int i = 0; i < 3; ++i) group.barrier();
-    recorder.dump("asked");
+    recorder.dump_asked("asked");
   });
   const auto traces = dtensor::read_traces(folder.path() / "traces");
   EXPECT_EQ(dtensor::difference_text(traces), "");
   EXPECT_THAT(dtensor::report_table(traces), HasSubstr("the ranks agree"));
 }
 
+// A rank fails and is asked for its trace at the same time: one file, which says why it failed.
+TEST(FlightRecorder, AFailureIsNotOverwrittenByARequest) {
+  const TempFolder folder;
+  run_ranks(2, [&](World& world) {
+    auto recorder = recorder_of(world, folder);
+    world.make_group("tp", {0, 1}).barrier();
+    EXPECT_TRUE(recorder.dump_asked("asked at first"));
+    std::thread asks([&] {
+      for (int i = 0; i < 20; ++i) EXPECT_TRUE(recorder.dump_asked("asked"));
+    });
+    EXPECT_TRUE(recorder.dump_failure("it failed"));
+    asks.join();
+  });
+  const auto traces = dtensor::read_traces(folder.path() / "traces");
+  ASSERT_EQ(traces.size(), 2u);
+  for (const auto& trace : traces) EXPECT_EQ(trace.reason, "it failed");
+}
+
 // The oldest records are forgotten, by one rank more than by the other.
 TEST(FlightRecorder, KeepsTheNewestRecords) {
   const TempFolder folder;
   run_ranks(2, [&](World& world) {
-    const auto recorder = recorder_of(world, folder, world.rank() == 0 ? 2 : 4);
+    auto recorder = recorder_of(world, folder, world.rank() == 0 ? 2 : 4);
     const auto group = world.make_group("tp", {0, 1});
     for (int i = 0; i < 5; ++i) group.barrier();
-    recorder.dump("asked");
+    recorder.dump_asked("asked");
   });
   const auto traces = dtensor::read_traces(folder.path() / "traces");
   ASSERT_EQ(traces[0].records.size(), 2u);
@@ -136,14 +155,14 @@ TEST(FlightRecorder, KeepsTheNewestRecords) {
 TEST(FlightRecorder, WritesNothingWhereItIsOffOrAlone) {
   const TempFolder folder;
   run_ranks(2, [&](World& world) {
-    const auto recorder = recorder_of(world, folder, 0);
+    auto recorder = recorder_of(world, folder, 0);
     world.make_group("tp", {0, 1}).barrier();
-    EXPECT_FALSE(recorder.dump("asked"));
+    EXPECT_FALSE(recorder.dump_asked("asked"));
     EXPECT_TRUE(world.log().records().empty());
     EXPECT_EQ(world.log().total(dtensor::CollectiveKind::kBarrier, "tp").count, 1);
   });
   const World alone = World::single();
-  EXPECT_FALSE(recorder_of(alone, folder).dump("asked"));
+  EXPECT_FALSE(recorder_of(alone, folder).dump_asked("asked"));
   EXPECT_FALSE(std::filesystem::exists(folder / "traces"));
   EXPECT_THAT(error_of<UserError>([&] { dtensor::read_traces(folder / "traces"); }),
               AllOf(HasSubstr("holds no traces"), HasSubstr("comm.save_traces_folder")));

@@ -144,6 +144,31 @@ std::vector<Case> index_put_cases() {
   };
 }
 
+// In place on something that lies as the first input does.
+template <typename F>
+Case in_place(const char* name, std::vector<std::vector<int64_t>> sizes, F f) {
+  return {name, std::move(sizes), [f](const Inputs& x) {
+            Tensor y = x[0] * 2;
+            f(y, x);
+            return y + x[0];
+          }};
+}
+
+std::vector<Case> in_place_cases() {
+  return {
+      in_place("scatter_", {{4, 6}, {4, 6}},
+               [](Tensor& y, const Inputs& x) { y.scatter_(1, permutation_of(x[1], 1), x[1]); }),
+      in_place("scatter_add_", {{4, 6}, {4, 6}},
+               [](Tensor& y, const Inputs& x) { y.scatter_add_(1, ids_of(x[1], 6), x[1]); }),
+      in_place("index_add_", {{6, 4}, {5}, {5, 4}},
+               [](Tensor& y, const Inputs& x) { y.index_add_(0, ids_of(x[1], 6), x[2]); }),
+      in_place("index_copy_", {{6, 4}, {6}, {6, 4}},
+               [](Tensor& y, const Inputs& x) { y.index_copy_(0, permutation_of(x[1], 0), x[2]); }),
+      in_place("index_fill_", {{6, 4}, {5}},
+               [](Tensor& y, const Inputs& x) { y.index_fill_(0, ids_of(x[1], 6), 0.5); }),
+  };
+}
+
 // Three inputs have thousands of placements on two axes.
 void check_sample(const std::vector<Case>& cases) {
   ASSERT_FALSE(cases.empty());
@@ -157,6 +182,7 @@ TEST(IndexRules, GatherAndScatter) { check_table(gather_cases()); }
 TEST(IndexRules, OfADim) { check_sample(index_of_a_dim_cases()); }
 TEST(IndexRules, Index) { check_sample(index_cases()); }
 TEST(IndexRules, IndexPut) { check_sample(index_put_cases()); }
+TEST(IndexRules, InPlace) { check_sample(in_place_cases()); }
 
 }  // namespace
 }  // namespace longhaul::test
