@@ -5,6 +5,8 @@
 
 #include <numeric>
 
+#include "longhaul/base/error.h"
+#include "longhaul/dtensor/dtensor.h"
 #include "longhaul/ops/saved_results.h"
 
 namespace longhaul::parallel {
@@ -105,6 +107,23 @@ Tensor all_to_all_rows(const Tensor& x, const std::vector<int64_t>& input_rows,
 
 Tensor permute_rows(const Tensor& x, const Tensor& order, const Tensor& inverse) {
   return PermuteRows::apply(x, order, inverse);
+}
+
+Tensor own_term(const Tensor& x, const std::string& what) {
+  if (!dtensor::is_dtensor(x)) return x.detach();
+  const auto& [mesh, placements] = dtensor::spec_of(x);
+  bool counts = true;
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    const auto& placement = placements[axis];
+    LONGHAUL_CHECK(!placement.is_partial() || placement.is_partial(dtensor::Reduction::kSum),
+                   "{} is {} on axis {}, whose ranks have no terms of a sum then; redistribute it "
+                   "to Replicate",
+                   what, placement.text(), mesh->axis(static_cast<int>(axis)).axis());
+    const bool first = mesh->axis(static_cast<int>(axis)).rank() == 0;
+    counts = counts && (first || !placement.is_replicate());
+  }
+  const Tensor local = dtensor::local_of(x);
+  return counts ? local : at::zeros_like(local);
 }
 
 Tensor sum_over(const Tensor& x, const Group& group) {

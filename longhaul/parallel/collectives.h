@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 #include "longhaul/parallel/parallel_dims.h"
@@ -14,6 +15,12 @@ using at::Tensor;
 
 // The sum over the ranks of what each has, without gradient; `x` stays as it is.
 Tensor sum_over(const Tensor& x, const Group& group);
+
+// What this rank adds to a sum over all ranks that x lies on, without gradient: a plain tensor
+// itself; of a DTensor its part or its term, and where all ranks of an axis have the same the
+// first of them has it and the others 0. Error, which names `what`, for averages, maxima and
+// minima.
+Tensor own_term(const Tensor& x, const std::string& what);
 
 // The rows (dim 0) of all ranks, rank after rank; each has as many. The backward pass adds up the
 // ranks' gradients of this rank's rows.

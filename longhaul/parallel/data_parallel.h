@@ -14,7 +14,9 @@ namespace longhaul::parallel {
 // A unit for the embedding, each block and each MTP module, and one for all the rest (the last
 // norms and the output head). Parameters are cut over all ranks of a copy that would hold the same:
 // routed experts over efsdp, what tensor parallelism cuts over fsdp, everything else (norms, latent
-// projections, indexers, routers) over tokens, whose ranks each have the gradients of other tokens.
+// projections, indexers, routers) over tokens, whose ranks each have a term of the gradient: of a
+// DTensor as its placement says (parameter_group.h), of a plain tensor because a no_parallel()
+// module computes on this rank's tokens (tensor.h).
 // With parallelism.fsdp_reshard_after_forward "never" the blocks stay gathered between their
 // forward and backward passes; the rest is needed at once and stays in any case, and so does the
 // embedding where MTP modules come back to it. On a single rank the model is left as it is. The

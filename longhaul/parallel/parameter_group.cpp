@@ -7,6 +7,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/dtensor/dtensor.h"
 #include "longhaul/dtensor/placement.h"
+#include "longhaul/parallel/collectives.h"
 
 namespace longhaul::parallel {
 namespace {
@@ -32,20 +33,15 @@ Tensor with_local_part(const Tensor& parameter, const Tensor& local) {
 
 // What this rank adds to the gradient of a leaf's local part. Where the leaf is whole, terms stay
 // what they are, and of a gradient that every rank has the first one's counts.
-Tensor local_gradient(const Tensor& leaf) {
+Tensor local_gradient(const Tensor& leaf, const std::string& name) {
   const Tensor& grad = leaf.grad();
   if (!dtensor::is_dtensor(grad)) return grad;
-  const auto& mesh = *dtensor::spec_of(leaf).mesh;
   auto placements = dtensor::spec_of(leaf).placements;
-  bool counts = true;
   for (size_t axis = 0; axis < placements.size(); ++axis) {
-    if (!placements[axis].is_replicate()) continue;
     const auto& arrived = dtensor::spec_of(grad).placements[axis];
-    if (arrived.is_partial()) placements[axis] = arrived;
-    counts = counts && (arrived.is_partial() || mesh.axis(static_cast<int>(axis)).rank() == 0);
+    if (placements[axis].is_replicate() && arrived.is_partial()) placements[axis] = arrived;
   }
-  const Tensor local = dtensor::local_of(dtensor::redistribute(grad, placements));
-  return counts ? local : at::zeros_like(local);
+  return own_term(dtensor::redistribute(grad, placements), "the gradient of " + name);
 }
 
 // A whole DTensor's gradients are summed with those of the group, which must then have all of them.
@@ -239,18 +235,20 @@ bool ParameterGroup::has_gradients() const {
 void ParameterGroup::keep_gradients() {
   if (!swaps_) return;
   const at::NoGradGuard no_grad;
-  for (auto& entry : entries_) {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    Entry& entry = entries_[i];
     // Autograd goes on adding to what has the right dtype already.
     if (!entry.whole.grad().defined() || entry.whole.scalar_type() == reduce_dtype_) continue;
-    entry.kept = take_gradient(entry);
+    entry.kept = take_gradient(i);
   }
 }
 
 // With what was kept before, in the reduction's dtype where they are two.
-Tensor ParameterGroup::take_gradient(Entry& entry) const {
+Tensor ParameterGroup::take_gradient(size_t index) {
+  Entry& entry = entries_[index];
   Tensor sum = std::exchange(entry.kept, Tensor());
   if (entry.whole.grad().defined()) {
-    const Tensor grad = local_gradient(entry.whole);
+    const Tensor grad = local_gradient(entry.whole, names_[index]);
     sum = sum.defined() ? sum.add_(grad) : grad.to(reduce_dtype_);
     entry.whole.mutable_grad().reset();
   }
@@ -261,7 +259,7 @@ void ParameterGroup::fill_reduction(Tensor& pieces) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
     if (!entry.trains()) continue;
-    const Tensor grad = take_gradient(entry);
+    const Tensor grad = take_gradient(i);
     reduction_.has[i] = grad.defined();
     if (entry.piece == 0) continue;
     Tensor own_pieces = pieces.narrow(1, entry.reduce_offset, entry.piece);

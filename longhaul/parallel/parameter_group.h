@@ -48,7 +48,8 @@ class ParameterGroup {
   void keep_gradients();
   // Takes them, and those set aside: sums over `shard`, and over `replicate`, that become gradients
   // of the shards, in fp32 (fp64 for fp64). The terms of a DTensor's gradient (Partial) are summed
-  // here, too; one that is complete on all ranks of its mesh counts once. A parameter that has none
+  // here, too (Error for other reductions); one that is complete on all ranks of its mesh counts
+  // once, a plain one on every rank. A parameter that has none
   // here contributes zeros, and its shard gets none: which have one depends on the model, not on
   // the rank. Collective.
   void start_reduction();
@@ -90,7 +91,7 @@ class ParameterGroup {
   void cut(Entry& entry, const nn::NamedParameter& parameter);
   at::ScalarType compute_dtype_of(const Tensor& local) const;
   void add_whole(Entry& entry, const Tensor& parameter, at::ScalarType dtype);
-  Tensor take_gradient(Entry& entry) const;
+  Tensor take_gradient(size_t index);
   void fill_reduction(Tensor& pieces);
   void deliver();
 

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "longhaul/base/error.h"
 
 namespace longhaul::parallel {
@@ -34,6 +36,30 @@ std::string module_of(const std::string& parameter, const std::vector<nn::NamedM
   return best;
 }
 
+// A mistyped entry would change nothing, and nobody would be told.
+void check_named(const TensorPlan& plan, const std::vector<nn::NamedModule>& modules) {
+  for (const auto& entry : plan) {
+    const bool named = std::any_of(modules.begin(), modules.end(), [&](const auto& module) {
+      return ends_in(module.name, entry.module);
+    });
+    LONGHAUL_CHECK(named,
+                   "tensor parallel plan: no module's name ends in \"{}\"; correct the entry, or "
+                   "leave it out for a model without that part",
+                   entry.module);
+  }
+}
+
+// Whether the module, or one around it, gets this rank's part of the inputs.
+bool has_own_tokens(const std::string& module, const TensorPlan& plan,
+                    const std::vector<nn::NamedModule>& modules) {
+  return std::any_of(modules.begin(), modules.end(), [&](const auto& around) {
+    if (module != around.name && !module.starts_with(around.name + ".")) return false;
+    const auto* entry = entry_for(around.name, plan);
+    return entry != nullptr && entry->style.local && entry->style.input &&
+           entry->style.input->is_shard();
+  });
+}
+
 void make_dtensor(Tensor& slot, const Mesh& mesh, const Placement& placement) {
   const bool trains = slot.requires_grad();
   slot = dtensor::distribute(slot.detach(), mesh, {placement}).set_requires_grad(trains);
@@ -53,6 +79,7 @@ ParallelStyle rowwise_parallel_embedding(std::optional<Placement> output) {
 ParallelStyle sequence_parallel() { return {}; }
 ParallelStyle no_parallel() { return {.plain_parameters = true}; }
 ParallelStyle prepare_module_input(Placement input) { return {.input = input}; }
+ParallelStyle prepare_module_output(Placement output) { return {.output = output}; }
 ParallelStyle prepare_module_input_output(Placement input, Placement output) {
   return {.input = input, .output = output, .local = true};
 }
@@ -110,6 +137,7 @@ class TensorParallel::Edge : public nn::ModuleHook {
 
 TensorParallel::TensorParallel(nn::Module& model, const TensorPlan& plan, const Mesh& mesh) {
   const auto modules = model.modules();
+  check_named(plan, modules);
   for (const auto& parameter : model.parameters()) {
     const std::string module = module_of(parameter.name, modules);
     const auto* entry = entry_for(module, plan);
@@ -120,7 +148,14 @@ TensorParallel::TensorParallel(nn::Module& model, const TensorPlan& plan, const 
         module, parameter.name);
     if (!entry->style.plain_parameters) {
       make_dtensor(*parameter.tensor, mesh, entry->style.parameters);
+      continue;
     }
+    LONGHAUL_CHECK(
+        has_own_tokens(module, plan, modules),
+        "tensor parallel plan: \"{}\" is no_parallel(), and no module around it has "
+        "prepare_module_input_output with a cut input: {} ranks would add up the same gradient; "
+        "add that, or make it sequence_parallel()",
+        module, mesh->axis(0).size());
   }
   for (const auto& [name, module] : modules) {
     const auto* entry = entry_for(name, plan);

@@ -19,7 +19,7 @@ using dtensor::Placement;
 
 // How a module computes on the tp axis. The functions below make those that have a name in
 // TorchTitan (ColwiseParallel, RowwiseParallel, SequenceParallel, NoParallel, PrepareModuleInput,
-// PrepareModuleInputOutput).
+// PrepareModuleOutput, PrepareModuleInputOutput).
 struct ParallelStyle {
   // Of the module's own parameters.
   Placement parameters = Placement::replicate();
@@ -28,7 +28,8 @@ struct ParallelStyle {
   // Plain tensors inside: the inputs' parts in `input` go in, the result's part comes out in
   // `output`. A plain input is taken as one that every rank has.
   bool local = false;
-  // Parameters stay plain tensors, whole on every rank or as another axis cuts them.
+  // Parameters stay plain tensors, whole on every rank or as another axis cuts them. Each rank's
+  // gradient must be a term, and is summed over the axis.
   bool plain_parameters = false;
 };
 
@@ -44,10 +45,14 @@ ParallelStyle rowwise_parallel(std::optional<Placement> output = kSequence);
 ParallelStyle rowwise_parallel_embedding(std::optional<Placement> output = kSequence);
 // Whole parameters on slices of the sequence, as they come; gradients are terms.
 ParallelStyle sequence_parallel();
-// Whole plain parameters on plain tensors: no part of it is seen by this axis.
+// Whole plain parameters on plain tensors, this rank's part of the tokens: stands inside a module
+// with prepare_module_input_output. Gradients are terms. For a module that computes the same on
+// every rank there is no style: its gradients would count once for each; take sequence_parallel().
 ParallelStyle no_parallel();
 // Redistributes the input of a module whose insides have styles of their own.
 ParallelStyle prepare_module_input(Placement input);
+// Redistributes its result; a plain one is taken as one that every rank has.
+ParallelStyle prepare_module_output(Placement output);
 // Its insides compute on plain tensors: the parts of the inputs, which become a part of the result.
 ParallelStyle prepare_module_input_output(Placement input, Placement output);
 
@@ -55,14 +60,15 @@ struct PlanEntry {
   std::string module;  // the end of its name: "self_attn.o_proj"; whole path parts only
   ParallelStyle style;
 };
-// Entries without a module are those of parts that a model may lack.
+// Of the modules that the model has, and of no others.
 using TensorPlan = std::vector<PlanEntry>;
 
 class TensorParallel {
  public:
   // Makes DTensors of the model's parameters on `mesh` (of the one axis tp), as the plan says, and
   // sets the hooks, until its end. Of two entries the longer name counts. Parameters on the Meta
-  // device get no memory. Error for a module with parameters that no entry names.
+  // device get no memory. Error for a module with parameters that no entry names, an entry that
+  // names no module, and a no_parallel() module that every rank would compute alike.
   TensorParallel(nn::Module& model, const TensorPlan& plan, const dtensor::Mesh& mesh);
   ~TensorParallel();
   TensorParallel(const TensorParallel&) = delete;

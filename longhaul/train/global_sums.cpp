@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "longhaul/base/error.h"
+#include "longhaul/parallel/collectives.h"
 
 namespace longhaul::train {
 namespace {
@@ -47,19 +47,23 @@ void sum_counts(deepseek_v3::GlobalCounts& counts, const dtensor::Communicator& 
 }
 
 void sum_losses(std::vector<double>& by_tower, StepStats& stats,
-                const dtensor::Communicator& group) {
-  if (group.size() == 1) return;
-  std::vector<double> values = by_tower;
+                const parallel::ParallelDims& dims) {
+  if (dims.all->size() == 1) return;
+  std::vector<double> values;
+  const bool counts = dims.tp->axis("tp").rank() == 0;
+  for (const double loss : by_tower) values.push_back(counts ? loss : 0);
   for (const auto* losses : losses_of(stats)) {
-    for (const auto& [layer, loss] : *losses) values.push_back(loss.item<double>());
+    for (const auto& [layer, loss] : *losses) {
+      values.push_back(parallel::own_term(loss, "a recorded loss").item<double>());
+    }
   }
-  sum_values(values, group);
+  sum_values(values, *dims.all);
   auto next = values.begin();
   for (auto& loss : by_tower) loss = *next++;
   for (auto* losses : losses_of(stats)) {
     for (auto& [layer, loss] : *losses) loss = at::scalar_tensor(*next++, at::kDouble);
   }
-  sum_expert_counts(stats.expert_counts, group);
+  sum_expert_counts(stats.expert_counts, *dims.all);
 }
 
 }  // namespace longhaul::train

@@ -187,7 +187,7 @@ Trainer::StepLosses Trainer::forward_backward(const StepData& data) {
     }
     fsdp_->end_pass();
   }
-  sum_losses(losses.by_tower, losses.stats, *dims_.loss);
+  sum_losses(losses.by_tower, losses.stats, dims_);
   return losses;
 }
 

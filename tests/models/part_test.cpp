@@ -1,75 +1,25 @@
-// A model built and run part by part, as the stages of a pipeline are: each part backward from the
-// gradient that the part after it returned.
+// A model built and run part by part gives the whole's numbers.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <set>
 
 #include "longhaul/base/error.h"
-#include "tests/models/tiny_model.h"
+#include "tests/models/model_parts.h"
 
 namespace longhaul::testing {
 namespace {
-
-v3::ModelConfig three_layers() {
-  auto config = tiny_config();
-  config.num_hidden_layers = 3;
-  return config;
-}
-
-// The parts that end before the layers `cuts`, and the last one.
-std::vector<v3::ModelPart> parts_at(const std::vector<int64_t>& cuts) {
-  std::vector<v3::ModelPart> parts;
-  int64_t first = 0;
-  for (const int64_t cut : cuts) {
-    parts.push_back({first, cut, first == 0 && parts.empty(), false});
-    first = cut;
-  }
-  parts.push_back({.first_layer = first, .embedding = parts.empty()});
-  return parts;
-}
-
-using Parts = std::vector<std::unique_ptr<v3::Model>>;
-
-Parts build(const std::vector<v3::ModelPart>& parts, const v3::ModelSettings& settings) {
-  Parts models;
-  for (const auto& part : parts) {
-    models.push_back(std::make_unique<v3::Model>(three_layers(), settings, part));
-    randomize(*models.back(), 5);
-  }
-  return models;
-}
-
-// The hidden states that a part hands on, and its own end of them.
-struct Boundary {
-  at::Tensor sent, received;
-};
 
 Run run_parts(Parts& parts, const v3::Batch& batch) {
   Run result;
   v3::ForwardContext ctx;
   ctx.counts.add(batch);
   ctx.stats = &result.stats;
-  std::vector<Boundary> boundaries;
-  for (size_t i = 0; i + 1 < parts.size(); ++i) {
-    const auto hidden = i == 0 ? at::Tensor() : boundaries.back().received;
-    const auto sent = parts[i]->forward(batch, ctx, hidden).at(0);
-    boundaries.push_back({sent, sent.detach().requires_grad_()});
-  }
-  const auto losses =
-      forward_losses(*parts.back(), batch, ctx, 0.3,
-                     boundaries.empty() ? at::Tensor() : boundaries.back().received);
-  backward(losses.total);
-  for (auto b = boundaries.rbegin(); b != boundaries.rend(); ++b) {
-    if (b->sent.requires_grad()) torch::autograd::backward({b->sent}, {b->received.grad()});
-  }
+  const auto losses = forward_backward(parts, batch, ctx);
   result.total = losses.total.item<double>();
   result.by_tower = losses.by_tower;
   for (auto& part : parts) {
-    for (auto& [name, gradient] : gradients(*part)) {
-      auto& sum = result.gradients[name];
-      sum = sum.defined() ? sum + gradient : gradient;
-    }
+    for (auto& [name, gradient] : gradients(*part)) add_gradient(result.gradients, name, gradient);
   }
   return result;
 }

@@ -89,8 +89,8 @@ struct LayoutResult {
 
 class LayoutJob {
  public:
-  LayoutJob() {
-    write_text(folder_.path() / "model/config.json", v3::to_hf_json(layout_model()));
+  explicit LayoutJob(const v3::ModelConfig& model = layout_model()) {
+    write_text(folder_.path() / "model/config.json", v3::to_hf_json(model));
     write_layout_rows(folder_.path() / "rows.jsonl");
   }
 
@@ -190,6 +190,7 @@ inline void expect_same_step(const Tensors& actual, const Tensors& expected, int
 
 inline void expect_same(const LayoutResult& actual, const LayoutResult& expected,
                         const Tolerances& tolerances = {}) {
+  ASSERT_EQ(expected.steps.size(), static_cast<size_t>(kLayoutSteps));
   ASSERT_EQ(actual.steps.size(), expected.steps.size());
   ASSERT_EQ(actual.metrics.size(), expected.metrics.size());
   for (size_t i = 0; i < expected.steps.size(); ++i) {

@@ -7,64 +7,11 @@
 #include <sstream>
 
 #include "longhaul/checkpoint/checkpoint.h"
-#include "tests/parallel/layout_harness.h"
+#include "tests/parallel/layout_lists.h"
 #include "tests/support/temp_folder.h"
 
 namespace longhaul::testing {
 namespace {
-
-const std::vector<Layout> kDataParallel = {
-    {.dp_replicate = 2},
-    {.dp_replicate = 4},
-    {.dp_shard = 2},
-    {.dp_shard = 3},
-    {.dp_shard = 4},
-    {.dp_shard = 8},
-    {.dp_replicate = 2, .dp_shard = 2},
-    {.dp_replicate = 3, .dp_shard = 2},
-    {.dp_replicate = 2, .dp_shard = 4},
-    {.dp_replicate = 4, .dp_shard = 2},
-};
-
-const std::vector<Layout> kContextAndExperts = {
-    {.cp = 2},
-    {.cp = 4},
-    {.dp_shard = 2, .cp = 2},
-    {.dp_replicate = 2, .cp = 2},
-    {.dp_replicate = 2, .dp_shard = 2, .cp = 2},
-    {.dp_shard = 2, .ep = 2},
-    {.dp_shard = 3, .ep = 3},
-    {.dp_shard = 4, .ep = 2},
-    {.dp_replicate = 2, .dp_shard = 2, .ep = 2},
-    {.cp = 4, .ep = 4},
-    {.dp_shard = 2, .cp = 2, .ep = 4},
-    {.dp_replicate = 2, .dp_shard = 2, .cp = 2, .ep = 2},
-};
-
-const std::vector<Layout> kTensor = {
-    {.tp = 2},
-    {.tp = 4},
-    {.dp_shard = 2, .tp = 2},
-    {.dp_replicate = 2, .tp = 2},
-    {.dp_shard = 4, .tp = 2},
-    {.dp_replicate = 2, .dp_shard = 2, .tp = 2},
-    {.dp_shard = 2, .tp = 4},
-    {.dp_replicate = 2, .tp = 4},
-    {.cp = 2, .tp = 2},
-    {.cp = 4, .tp = 2},
-    {.cp = 2, .tp = 4},
-    {.dp_shard = 2, .cp = 2, .tp = 2},
-    {.dp_replicate = 2, .cp = 2, .tp = 2},
-    {.tp = 2, .ep = 2},
-    {.tp = 4, .ep = 2},
-    {.tp = 4, .ep = 4},
-    {.dp_shard = 2, .tp = 2, .ep = 2},
-    {.dp_shard = 2, .tp = 2, .ep = 4},
-    {.dp_replicate = 2, .dp_shard = 2, .tp = 2, .ep = 4},
-    {.cp = 2, .tp = 2, .ep = 4},
-    {.dp_shard = 2, .cp = 2, .tp = 2, .ep = 2},
-    {.dp_shard = 3, .tp = 2, .ep = 3},
-};
 
 // fp32: sums in another order, and weights moved by AdamW, which turns a small gradient's error
 // into a share of the learning rate.
@@ -113,12 +60,12 @@ INSTANTIATE_TEST_SUITE_P(ContextAndExperts, Layouts, ::testing::ValuesIn(kContex
 INSTANTIATE_TEST_SUITE_P(Tensor, Layouts, ::testing::ValuesIn(kTensor),
                          [](const auto& info) { return info.param.name(); });
 
-TEST(LayoutLists, HaveAtLeastFortyAndTheChosenAmongThem) {
+TEST(LayoutLists, HaveAtLeastFiftyAndTheChosenAmongThem) {
   std::set<std::string> names;
   for (const auto* list : {&kDataParallel, &kContextAndExperts, &kTensor}) {
     for (const auto& layout : *list) names.insert(layout.name());
   }
-  EXPECT_GE(names.size(), 40u);
+  EXPECT_GE(names.size(), 50u);
   for (const auto& layout : kChosen) EXPECT_EQ(names.count(layout.name()), 1u) << layout.name();
 }
 
@@ -181,13 +128,33 @@ TEST(LayoutRuns, TheIndexerUnderTensorParallelism) {
   }
 }
 
-// Over sockets, as processes would.
+// One expert for each rank.
+TEST(EveryLayout, AsManyExpertsAsRanks) {
+  auto model = layout_model();
+  model.n_routed_experts = 8;
+  model.n_group = 4;
+  const LayoutJob job(model);
+  const auto expected = job.run({});
+  for (const Layout& layout :
+       {Layout{.dp_shard = 8, .ep = 8}, Layout{.dp_shard = 2, .cp = 2, .tp = 2, .ep = 8}}) {
+    SCOPED_TRACE(layout.name());
+    expect_same(job.run(layout), expected);
+  }
+}
+
+// Over sockets, as processes would; the second time with the same bits.
 TEST(LayoutRuns, TrainLikeOneRankThroughGloo) {
   const LayoutJob job;
   for (const Layout& layout :
        {Layout{.dp_replicate = 2, .dp_shard = 2}, Layout{.dp_shard = 2, .cp = 2, .ep = 4}}) {
-    job.train(layout, layout.name(), {}, {.transport = test::Transport::kGloo});
-    expect_same(job.result(layout.name()), one_rank({}));
+    SCOPED_TRACE(layout.name());
+    const auto run = [&](const std::string& name) {
+      job.train(layout, name, {}, {.transport = test::Transport::kGloo});
+      return job.result(name);
+    };
+    const auto first = run(layout.name());
+    expect_same(first, one_rank({}));
+    expect_identical(run(layout.name() + "_again"), first);
   }
 }
 
@@ -285,7 +252,9 @@ TEST(LayoutRuns, ValidationReadsEachRowOnce) {
                                "1"};
   const auto expected = job.run({}, overrides);
   ASSERT_EQ(expected.metrics.size(), 3u);
-  for (const Layout& layout : {Layout{.dp_shard = 4}, Layout{.dp_shard = 2, .cp = 2, .ep = 2}}) {
+  for (const Layout& layout : {Layout{.dp_shard = 4}, Layout{.dp_shard = 2, .cp = 2, .ep = 2},
+                               Layout{.dp_replicate = 2, .tp = 2, .ep = 2}}) {
+    SCOPED_TRACE(layout.name());
     const auto actual = job.run(layout, overrides);
     for (size_t i = 0; i < 3; ++i) {
       EXPECT_NEAR(actual.metrics[i]["validation_loss"].get<double>() /

@@ -7,6 +7,7 @@
 #include "longhaul/parallel/expert.h"
 #include "longhaul/parallel/parallel_dims.h"
 #include "longhaul/parallel/plans/deepseek_v3.h"
+#include "longhaul/train/global_sums.h"
 #include "tests/models/tiny_model.h"
 #include "tests/support/run_ranks.h"
 
@@ -152,21 +153,11 @@ class RankOfModel {
 
   // All ranks' share together.
   Outcome outcome() {
-    at::Tensor losses = at::tensor(losses_.by_tower, at::kDouble);
-    add_up(losses, *dims_.loss);
     at::Tensor total = whole_of(losses_.total.detach()).clone();
     add_up(total, *dims_.loss);
     outcome_.run.total = total.item<double>();
-    outcome_.run.by_tower.assign(losses.data_ptr<double>(),
-                                 losses.data_ptr<double>() + losses.numel());
-    auto& stats = outcome_.run.stats;
-    for (auto* by_layer :
-         {&stats.indexer_loss, &stats.balance_loss, &stats.z_loss, &stats.expert_counts}) {
-      for (auto& [layer, value] : *by_layer) {
-        value = whole_of(value);
-        add_up(value, *dims_.loss);
-      }
-    }
+    outcome_.run.by_tower = losses_.by_tower;
+    train::sum_losses(outcome_.run.by_tower, outcome_.run.stats, dims_);
     for (const auto& [layer, own] : decisions_.topk_indices) {
       const auto slice = whole_of(own);
       const auto keys = batch_.cut ? batch_.cut->gather(slice) : slice;

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include "tests/parallel/collective_counts.h"
 #include "tests/parallel/ranks_of_model.h"
 
 namespace longhaul::testing {
@@ -93,18 +94,6 @@ TEST(TensorParallel, HeadsThatCannotBeDealtOut) {
   }
 }
 
-using Counts = std::map<CollectiveKind, int64_t>;
-
-Counts counts_on(const dtensor::World& world, const char* axis) {
-  Counts counts;
-  for (const auto kind :
-       {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter, CollectiveKind::kAllReduce,
-        CollectiveKind::kAllToAll, CollectiveKind::kBroadcast}) {
-    counts[kind] = world.log().total(kind, axis).count;
-  }
-  return counts;
-}
-
 // Of a pass, on the tp axis.
 struct Passes {
   Counts forward, backward;
@@ -126,20 +115,20 @@ Passes passes_of(const RankLayout& layout, const Job& job) {
   return passes;
 }
 
-// Layers of experts after `dense` others, with or without shared experts, and with losses that are
-// no statistics of whole rows: those are added up over the slices.
+// Layers of experts after `dense` others, with or without shared experts and without a balance
+// loss.
 Job layers_of_experts(int64_t dense, int64_t shared_experts) {
   Job job = four_heads();
   job.config.num_hidden_layers = 3;
   job.config.first_k_dense_replace = dense;
   job.config.n_shared_experts = shared_experts;
   job.settings.sequence_balance_loss_coeff = 0;
-  job.settings.z_loss_coeff = 0;
   return job;
 }
 
-// The routed branch of a layer of experts: no gather, no scatter, no sum, in either pass. A layer
-// with shared experts communicates over tp what a dense one does, which has the same edges.
+// The routed branch of a layer of experts, which records its counts and its z loss: no collective
+// of any kind, in either pass. A layer with shared experts communicates over tp what a dense one
+// does, which has the same edges.
 TEST(TensorParallel, TheRoutedBranchDoesNotCommunicate) {
   for (const RankLayout& layout :
        {RankLayout{.tp = 2}, RankLayout{.ep = 2, .tp = 2}, RankLayout{.dp = 2, .ep = 4, .tp = 2}}) {
@@ -151,13 +140,25 @@ TEST(TensorParallel, TheRoutedBranchDoesNotCommunicate) {
     const int64_t layers = 2 + 2;
     for (const auto pass : {&Passes::forward, &Passes::backward}) {
       SCOPED_TRACE(pass == &Passes::forward ? "forward" : "backward");
-      for (const auto kind : {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter}) {
+      for (const auto& [kind, count] : routed.*pass) {
+        const bool edge =
+            kind == CollectiveKind::kAllGather || kind == CollectiveKind::kReduceScatter;
         EXPECT_EQ((shared.*pass).at(kind), (dense.*pass).at(kind)) << name_of(kind);
-        EXPECT_EQ((shared.*pass).at(kind) - (routed.*pass).at(kind), layers) << name_of(kind);
+        EXPECT_EQ((shared.*pass).at(kind) - count, edge ? layers : 0) << name_of(kind);
       }
       EXPECT_EQ((routed.*pass).at(CollectiveKind::kAllToAll), 0);
     }
   }
+}
+
+// Its value is made of whole rows' counts: one sum in each layer of experts, forwards.
+TEST(TensorParallel, ABalanceLossAddsUpItsCounts) {
+  Job job = layers_of_experts(1, 1);
+  const RankLayout layout = {.tp = 2};
+  auto expected = passes_of(layout, job);
+  expected.forward.at(CollectiveKind::kAllReduce) += 2 + 2;
+  job.settings.sequence_balance_loss_coeff = 0.2;
+  EXPECT_EQ(passes_of(layout, job), expected);
 }
 
 // One top-k for each token, on one rank of tp.
@@ -210,20 +211,6 @@ TEST(TensorParallel, UnderFsdp) {
       expect_same(on_ranks(layout, job), expected, 1e-11);
     }
   }
-}
-
-// A module of a new kind in the model must be in the plan, too.
-TEST(TensorParallel, APlanNamesEveryModuleWithParameters) {
-  const Job job = four_heads();
-  test::run_ranks(2, [&](dtensor::World& world) {
-    const auto dims = parallel::ParallelDims::make(RankLayout{.tp = 2}.config(), world);
-    auto model = job.model();
-    auto plan = parallel::deepseek_v3_plan(*model);
-    std::erase_if(plan, [](const auto& entry) { return entry.module == "enorm"; });
-    EXPECT_THAT(
-        message_of([&] { parallel::TensorParallel(*model, plan, dims.tp); }),
-        AllOf(HasSubstr("no entry for \"model.layers.2.enorm\""), HasSubstr("enorm.weight")));
-  });
 }
 
 }  // namespace

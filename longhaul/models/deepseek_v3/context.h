@@ -20,7 +20,8 @@ namespace longhaul::deepseek_v3 {
 enum class Pass { kTrain, kRecompute, kEvaluate };
 
 // Sums over the micro-batches of a step, by layer (MTP modules count on after the last layer).
-// Tensors stay on the device, so that recording waits for nothing.
+// Tensors stay on the device and are those of this rank's tokens, so that recording waits for
+// nothing.
 struct StepStats {
   std::map<int64_t, Tensor> indexer_loss;   // mean over the global batch's queries
   std::map<int64_t, Tensor> balance_loss;   // weighted

@@ -156,7 +156,7 @@ Tensor Moe::route(const Tokens& tokens, const ForwardContext& ctx) const {
 
 void Moe::record(std::map<int64_t, Tensor> StepStats::*statistic, const Tensor& of_share,
                  const ForwardContext& ctx) const {
-  if (ctx.recording()) accumulate(ctx.stats->*statistic, layer_, over_shares(of_share.detach()));
+  if (ctx.recording()) accumulate(ctx.stats->*statistic, layer_, of_share);
 }
 
 Tensor Moe::attach_losses(const Tensor& out, const Router::Routing& routing, const Tokens& tokens,
@@ -188,7 +188,8 @@ Tensor Moe::balance_loss(const Router::Routing& routing, const Tokens& tokens) c
                          .narrow(1, 0, E);
   const SequenceCut* cut = tokens.sequence.cut;
   if (cut != nullptr || over_shares_) {
-    Tensor of_whole_BE1 = over_shares(at::cat({counts_BE, tokens_B1}, 1));
+    Tensor of_whole_BE1 = at::cat({counts_BE, tokens_B1}, 1);
+    if (over_shares_) of_whole_BE1 = over_shares_(of_whole_BE1);
     if (cut != nullptr) of_whole_BE1 = cut->sum(of_whole_BE1);
     counts_BE = of_whole_BE1.narrow(1, 0, E);
     tokens_B1 = of_whole_BE1.narrow(1, E, 1);

@@ -113,7 +113,8 @@ class Moe : public nn::Module {
   Router& router() { return router_; }
   Experts& experts() { return experts_; }
   // Where this layer routes a share of the tokens only (a hook of the module sees to that): adds up
-  // a statistic over all shares, without gradient.
+  // over all shares, without gradient, the counts that the balance loss is made of. What is
+  // recorded stays that of the share.
   using OverShares = std::function<Tensor(const Tensor& statistic)>;
   void set_over_shares(OverShares over_shares) { over_shares_ = std::move(over_shares); }
 
@@ -131,7 +132,6 @@ class Moe : public nn::Module {
                        const ForwardContext& ctx) const;
   void record(std::map<int64_t, Tensor> StepStats::*statistic, const Tensor& of_share,
               const ForwardContext& ctx) const;
-  Tensor over_shares(const Tensor& x) const { return over_shares_ ? over_shares_(x) : x; }
 
   int64_t layer_, num_experts_, experts_per_token_;
   double balance_coeff_, z_coeff_;
