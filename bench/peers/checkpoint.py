@@ -6,6 +6,7 @@ each with the GB/s of saving (synced) and of loading from the disk (medians over
 
 import json
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -30,6 +31,14 @@ def forget(folder):
         os.close(file)
 
 
+def erase(folder):
+    """Its blocks are free again before anything else is measured."""
+    shutil.rmtree(folder)
+    parent = os.open(folder.parent, os.O_RDONLY)
+    os.fsync(parent)
+    os.close(parent)
+
+
 def seconds(f):
     start = time.perf_counter()
     f()
@@ -41,12 +50,14 @@ def main():
     state = make_state(megabytes)
     gigabytes = sum(tensor.nbytes for tensor in state.values()) * 1e-9
     saved, loaded = [], []
-    for _ in range(rounds + 1):
-        writer = dcp.FileSystemWriter(folder, sync_files=True, overwrite=True)
+    for index in range(rounds + 1):
+        place = folder / str(index)
+        writer = dcp.FileSystemWriter(place, sync_files=True)
         saved.append(seconds(lambda: dcp.save(state, storage_writer=writer, no_dist=True)))
-        forget(folder)
-        reader = dcp.FileSystemReader(folder)
+        forget(place)
+        reader = dcp.FileSystemReader(place)
         loaded.append(seconds(lambda: dcp.load(state, storage_reader=reader, no_dist=True)))
+        erase(place)
     for name, times in (("save", saved[1:]), ("load", loaded[1:])):
         print(json.dumps({"name": name, "rate": gigabytes / statistics.median(times)}))
 

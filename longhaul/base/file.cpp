@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "longhaul/base/fault.h"
 #include "longhaul/base/text.h"
@@ -118,8 +119,21 @@ void FileReader::read(int64_t offset, std::span<std::byte> out) const {
 
 void create_folders(const fs::path& folder) {
   std::error_code error;
+  std::vector<fs::path> missing;
+  const fs::path whole = folder.has_filename() ? folder : folder.parent_path();
+  for (fs::path path = whole; !path.empty() && !fs::exists(path, error);
+       path = path.parent_path()) {
+    missing.push_back(path);
+  }
   fs::create_directories(folder, error);
   if (error) fail_file("create the folder", folder, error.value());
+  for (const fs::path& path : missing) {
+    const fs::path parent = folder_of(path);
+    if (const int code = fault::errno_at("file.sync_parent")) {
+      fail_file("sync the folder", parent, code);
+    }
+    sync_folder(parent);
+  }
 }
 
 void sync_folder(const fs::path& folder) {

@@ -70,7 +70,8 @@ class FileReader {
   FileDescriptor fd_;
 };
 
-// The folder and those above it, where they are not there yet.
+// The folder and those above it, where they are not there yet; durably. Fault point:
+// file.sync_parent.
 void create_folders(const fs::path& folder);
 
 // fsync of a folder, which makes the names in it durable.

@@ -274,7 +274,8 @@ Writer::Writer(const fs::path& path, std::vector<TensorInfo> tensors, const Meta
   header_hash_ = hash_hex(head);
 }
 
-std::string Writer::write(const std::string& name, const void* data, size_t bytes) {
+std::string Writer::write(const std::string& name, const void* data, size_t bytes,
+                          const std::function<void(int64_t)>& written) {
   LONGHAUL_CHECK(next_ < tensors_.size() && tensors_[next_].name == name,
                  "{}: it is not the turn of tensor '{}'", file_.path().string(), name);
   const int64_t expected = tensors_[next_].bytes();
@@ -287,6 +288,7 @@ std::string Writer::write(const std::string& name, const void* data, size_t byte
     const size_t piece = std::min(left, kHashPiece);
     hash.update(next, piece);
     file_.write(next, piece);
+    if (written) written(static_cast<int64_t>(piece));
     next += piece;
     left -= piece;
   }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -99,8 +100,10 @@ class Writer {
   // Where the data section begins in the file.
   int64_t data_start() const { return data_start_; }
 
-  // All bytes of the next tensor; `name` must be its name. Returns their XXH3-128.
-  std::string write(const std::string& name, const void* data, size_t bytes);
+  // All bytes of the next tensor; `name` must be its name. Returns their XXH3-128. `written` is
+  // told the size of each piece.
+  std::string write(const std::string& name, const void* data, size_t bytes,
+                    const std::function<void(int64_t)>& written = {});
   // Checks that all are there, syncs, closes. Without it the file is removed again.
   void finish();
 

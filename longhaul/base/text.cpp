@@ -1,6 +1,6 @@
 #include "longhaul/base/text.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
@@ -52,6 +52,14 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& candidates) {
   const std::string near = nearest_name(name, candidates);
   return near.empty() ? "" : fmt::format(", did you mean '{}'?", near);
+}
+
+std::string list_of(const std::vector<std::string>& items, std::string_view separator) {
+  constexpr size_t kShown = 50;
+  const size_t shown = std::min(items.size(), kShown);
+  const auto text = fmt::format("{}", fmt::join(items.begin(), items.begin() + shown, separator));
+  if (shown == items.size()) return text;
+  return fmt::format("{}{}... ({} in all)", text, separator, items.size());
 }
 
 std::string with_commas(int64_t value) {

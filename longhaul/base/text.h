@@ -15,6 +15,9 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
 // ", did you mean 'x'?" or nothing.
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& candidates);
 
+// The items joined, or the first 50 of them with how many there are.
+std::string list_of(const std::vector<std::string>& items, std::string_view separator);
+
 // 1234567 -> "1,234,567".
 std::string with_commas(int64_t value);
 

@@ -12,6 +12,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,8 +45,9 @@ struct SaveOptions {
   const dtensor::Communicator* ranks = nullptr;
   // stage() only: into memory that a CUDA device copies to without the host.
   bool pin_memory = false;
-  // Told how many bytes of all tensors are on their way; on the thread that saves.
-  std::function<void(int64_t bytes)> progress = {};
+  // Called with every piece that is written and after every step of the save: one that hangs calls
+  // it no more. By any of its threads, and by several at once.
+  std::function<void()> progress = {};
 };
 
 // Writes `<folder>/step-<N>` and returns its path; a step-N that is already there is replaced in
@@ -53,8 +55,10 @@ struct SaveOptions {
 // it takes the memory of one, on ranks of two: one is written while the next is put together. On an
 // error (UserError: disk, permissions) nothing new is under the final name and every other
 // checkpoint is untouched; where ranks save together, all throw and name the rank. Refuses to put a
-// model-only checkpoint in the place of a full one. Removes what saves that died have left.
-// Fault points: checkpoint.begin, .tensor, .shard, .manifest, .rename, .renamed, .done.
+// model-only checkpoint in the place of a full one. Removes what saves that died have left. A
+// CollectiveError means that the ranks have lost one another: `ranks` is of no use any more, and
+// the folder under the hidden name stays, since others may still write to it. Fault points:
+// checkpoint.begin, .tensor, .shard, .manifest, .rename, .renamed, .done.
 fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options = {});
 
 // A snapshot's contents, kept on the host: what it was made of may change. Where ranks save
@@ -88,12 +92,28 @@ std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step
                                        const dtensor::Communicator* ranks = nullptr);
 
 // The step folder to read weights from: as above with load_step -1, but a model-only one will do.
-std::optional<fs::path> find_weights(const fs::path& folder);
+std::optional<fs::path> find_weights(const fs::path& folder, bool verify = true,
+                                     const dtensor::Communicator* ranks = nullptr);
 
-// Deletes full checkpoints older than the keep_latest_k newest complete ones; 0 keeps all. Neither
-// model-only checkpoints nor anything without a valid manifest is counted or deleted. An incomplete
-// one does not count, so a usable one always stays. Fault points: checkpoint.purge, .purged.
-void purge(const fs::path& folder, int keep_latest_k);
+struct PurgeOptions {
+  int keep_latest_k = 0;  // 0: all
+  int64_t saved_step = 0;
+  // Steps that the run found there and did not go on from.
+  std::set<int64_t> others = {};
+  // Called before each is deleted.
+  std::function<void()> progress = {};
+};
+
+// After `saved_step` was saved: deletes full checkpoints older than the keep_latest_k newest
+// complete ones up to that one, which always stays. Neither counted nor deleted are later steps and
+// `others`, which are another history and may be damaged in ways that sizes do not show; model-only
+// checkpoints; and what has no valid manifest, or one of another step. An incomplete one does not
+// count, so a usable one always stays. One that cannot be deleted is named in a warning. Fault
+// points: checkpoint.purge, .purged.
+void purge(const fs::path& folder, const PurgeOptions& options);
+
+// The full checkpoints of steps after `step` that lie in the folder.
+std::set<int64_t> find_later_steps(const fs::path& folder, int64_t step);
 
 // A folder whose whole name is `step-<N>`, N without leading zeros.
 struct StepFolder {

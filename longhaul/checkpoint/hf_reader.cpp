@@ -1,6 +1,9 @@
 #include "longhaul/checkpoint/hf_reader.h"
 
+#include <set>
+
 #include "longhaul/base/json.h"
+#include "longhaul/base/log.h"
 #include "longhaul/base/text.h"
 #include "longhaul/checkpoint/tensor_file.h"
 
@@ -60,6 +63,7 @@ HfReader::HfReader(const fs::path& path) : path_(path) {
 void HfReader::open_index(const fs::path& index) {
   const auto shards = read_index(index);
   check_all_there(index, shards);
+  std::vector<std::string> unnamed;
   for (const auto& [file, tensors] : shards) {
     const auto& reader = files_.emplace_back(index.parent_path() / file);
     for (const auto& tensor : tensors) {
@@ -69,7 +73,14 @@ void HfReader::open_index(const fs::path& index) {
       }
       place_[tensor] = files_.size() - 1;
     }
+    const std::set<std::string> named(tensors.begin(), tensors.end());
+    for (const auto& [tensor, info] : reader.header().tensors) {
+      if (!named.contains(tensor)) unnamed.push_back(fmt::format("{} in {}", tensor, file));
+    }
   }
+  if (unnamed.empty()) return;
+  log::warn("{}: its weight_map does not name what the files hold: {}; these are left out",
+            index.string(), list_of(unnamed, ", "));
 }
 
 std::vector<std::string> HfReader::names() const {

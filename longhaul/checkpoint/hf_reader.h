@@ -12,7 +12,8 @@ namespace longhaul::checkpoint {
 class HfReader : public TensorSource {
  public:
   // Maps every file and checks every header. UserError if a shard is missing or damaged, or lacks a
-  // tensor that the index promises.
+  // tensor that the index promises. A warning names tensors that the index does not: they count as
+  // not there.
   explicit HfReader(const fs::path& path);
 
   const fs::path& path() const override { return path_; }

@@ -39,8 +39,11 @@ std::map<std::string, Place> places_of(const HfFolder& contents) {
 
 // The same on all ranks. Within a file larger elements come first, so that each tensor is aligned.
 std::vector<Shard> plan(const HfFolder& contents, const HfWriteOptions& options) {
-  auto shards = cut_into_shards(tensors_of(contents), options.max_shard_bytes);
   const size_t ranks = options.ranks == nullptr ? 1 : static_cast<size_t>(options.ranks->size());
+  const int64_t share = ceil_div(total_bytes(contents), static_cast<int64_t>(ranks));
+  const int64_t file_bytes =
+      std::min(options.max_shard_bytes, std::max(share, options.min_shard_bytes));
+  auto shards = cut_into_shards(tensors_of(contents), file_bytes);
   for (size_t i = 0; i < shards.size(); ++i) {
     shards[i].file = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
     shards[i].writer = static_cast<int>(i % ranks);
@@ -73,9 +76,7 @@ class Write {
   void publish();
   void write_index() const;
   void write_text(const std::string& name, const std::string& text) const;
-  std::vector<std::string> together(const std::function<std::string()>& step) const {
-    return dtensor::together(options_.ranks, step);
-  }
+  std::vector<std::string> together(const std::function<std::string()>& step);
 
   const fs::path& folder_;
   const HfFolder& contents_;
@@ -98,6 +99,15 @@ void Write::run() {
     if (is_first_) publish();
     return "";
   });
+}
+
+std::vector<std::string> Write::together(const std::function<std::string()>& step) {
+  try {
+    return dtensor::together(options_.ranks, step);
+  } catch (const dtensor::CollectiveError&) {
+    if (temporary_) temporary_->leave();
+    throw;
+  }
 }
 
 void Write::refuse_to_overwrite() const {

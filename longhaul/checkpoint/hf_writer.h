@@ -38,11 +38,13 @@ struct HfFolder {
 struct HfWriteOptions {
   // A file is closed before it exceeds this; a larger tensor gets a file of its own.
   int64_t max_shard_bytes = 5'000'000'000;
+  // Files are made smaller to give each rank one, but not smaller than this for it.
+  int64_t min_shard_bytes = 256'000'000;
   // What is at `folder` goes when the new one is complete; else it is an error.
   bool replace = false;
   // Ranks that write together, each a share of the files. Null: this one alone.
   const dtensor::Communicator* ranks = nullptr;
-  std::function<void(int64_t bytes)> progress = {};  // of tensors asked for so far
+  std::function<void(int64_t bytes)> progress = {};  // as ShardWriterOptions'
 };
 
 // Bytes of all tensors.
@@ -50,8 +52,8 @@ int64_t total_bytes(const HfFolder& contents);
 
 // Takes the memory of one item, on ranks of two: one is written while the next is put together. On
 // an error (UserError: disk, permissions) nothing new is under the final name; where ranks write
-// together, all throw. Removes what earlier ones that died have left. Fault points:
-// hf_folder.tensor, .shard, .index, .rename.
+// together, all throw. Removes what earlier ones that died have left. A CollectiveError is as that
+// of save(). Fault points: hf_folder.tensor, .shard, .index, .rename.
 void write_hf_folder(const fs::path& folder, const HfFolder& contents,
                      const HfWriteOptions& options = {});
 

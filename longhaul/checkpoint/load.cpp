@@ -109,14 +109,28 @@ std::optional<fs::path> find_newest(const fs::path& folder, Need need, Look look
   return found;
 }
 
-// True for a full checkpoint of ours; `complete` says whether all its files are there.
-bool is_full(const StepFolder& step, bool& complete) {
+// Whether the folder holds the full checkpoint that its name says, and so may be purged.
+struct Fullness {
+  bool full = false;
+  bool complete = false;  // all its files are there
+};
+
+Fullness fullness_of(const StepFolder& step) {
   try {
     const Manifest manifest = read_manifest(step.path);
-    complete = find_missing(step.path, manifest).empty();
-    return !manifest.model_only;
+    return {.full = !manifest.model_only && manifest.step == step.step,
+            .complete = find_missing(step.path, manifest).empty()};
   } catch (const UserError&) {
-    return false;
+    return {};
+  }
+}
+
+// A folder that resists is no reason to lose what was saved.
+void remove_or_warn(const fs::path& step_folder) {
+  try {
+    remove_step(step_folder);
+  } catch (const std::exception& error) {
+    log::warn("the old checkpoint '{}' is not deleted: {}", step_folder.string(), error.what());
   }
 }
 
@@ -169,19 +183,30 @@ std::optional<fs::path> find_resumable(const fs::path& folder, int64_t load_step
   return find_newest(folder, Need::kResume, look, ranks);
 }
 
-std::optional<fs::path> find_weights(const fs::path& folder) {
-  return find_newest(folder, Need::kWeights, Look::kContents, nullptr);
+std::optional<fs::path> find_weights(const fs::path& folder, bool verify,
+                                     const Communicator* ranks) {
+  return find_newest(folder, Need::kWeights, verify ? Look::kContents : Look::kHeaders, ranks);
 }
 
-void purge(const fs::path& folder, int keep_latest_k) {
-  LONGHAUL_CHECK(keep_latest_k >= 0, "keep_latest_k is {}", keep_latest_k);
-  if (keep_latest_k == 0) return;
+std::set<int64_t> find_later_steps(const fs::path& folder, int64_t step) {
+  std::set<int64_t> later;
+  for (const StepFolder& found : list_steps(folder)) {
+    if (found.step > step && fullness_of(found).full) later.insert(found.step);
+  }
+  return later;
+}
+
+void purge(const fs::path& folder, const PurgeOptions& options) {
+  LONGHAUL_CHECK(options.keep_latest_k >= 0, "keep_latest_k is {}", options.keep_latest_k);
+  if (options.keep_latest_k == 0) return;
   int kept = 0;
   for (const StepFolder& step : list_steps(folder)) {
-    bool complete = false;
-    if (!is_full(step, complete)) continue;
-    if (kept == keep_latest_k) {
-      remove_step(step.path);
+    if (step.step > options.saved_step || options.others.contains(step.step)) continue;
+    const auto [full, complete] = fullness_of(step);
+    if (!full) continue;
+    if (kept == options.keep_latest_k) {
+      if (options.progress) options.progress();
+      remove_or_warn(step.path);
     } else if (complete) {
       ++kept;
     }

@@ -78,7 +78,8 @@ class Save {
   std::string prepare(const fs::path& target);
   std::string write() const;
   void publish(const std::vector<std::string>& parts);
-  std::vector<std::string> together(const std::function<std::string()>& step) const;
+  std::vector<std::string> together(const std::function<std::string()>& step);
+  std::string told_of_full_disk(const std::function<std::string()>& step) const;
   [[noreturn]] void fail_full_disk(const FileError& error) const;
 
   const fs::path& folder_;
@@ -108,16 +109,25 @@ fs::path Save::run() {
   return target;
 }
 
+std::vector<std::string> Save::together(const std::function<std::string()>& step) {
+  try {
+    auto results = dtensor::together(ranks_, [&] { return told_of_full_disk(step); });
+    if (options_.progress) options_.progress();
+    return results;
+  } catch (const dtensor::CollectiveError&) {
+    if (temporary_) temporary_->leave();
+    throw;
+  }
+}
+
 // A full disk is told with what is missing.
-std::vector<std::string> Save::together(const std::function<std::string()>& step) const {
-  return dtensor::together(ranks_, [&] {
-    try {
-      return step();
-    } catch (const FileError& error) {
-      if (error.code() == ENOSPC || error.code() == EDQUOT) fail_full_disk(error);
-      throw;
-    }
-  });
+std::string Save::told_of_full_disk(const std::function<std::string()>& step) const {
+  try {
+    return step();
+  } catch (const FileError& error) {
+    if (error.code() == ENOSPC || error.code() == EDQUOT) fail_full_disk(error);
+    throw;
+  }
 }
 
 void Save::fail_full_disk(const FileError& error) const {
@@ -148,7 +158,9 @@ std::string Save::write() const {
                                 .metadata = {{"step", std::to_string(snapshot_.step)}},
                                 .fault_place = "checkpoint",
                                 .ranks = ranks_,
-                                .progress = options_.progress});
+                                .progress = [this](int64_t) {
+                                  if (options_.progress) options_.progress();
+                                }});
   part.step = snapshot_.step;
   return encode_manifest(part);
 }

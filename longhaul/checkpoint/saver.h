@@ -22,28 +22,36 @@ struct SaverOptions {
   fs::path folder;
   int keep_latest_k = 0;  // 0: all
   AsyncMode mode = AsyncMode::kDisabled;
-  // For the slowest rank to write its share. A save in which nothing is written for twice as long
-  // is given up.
+  // For the slowest rank to write its share. A save that makes no progress for twice as long is
+  // given up.
   std::chrono::milliseconds timeout{300'000};
 };
 
 class Saver {
  public:
-  // `ranks` is a group of all ranks that nothing else uses, because the thread talks over it.
-  Saver(SaverOptions options, dtensor::Communicator ranks);
+  // `ranks` is a group of all ranks that nothing else uses, because the thread talks over it, and
+  // whose time limit nothing else sets. `ranks_need` is what it needs to live
+  // (World::shared_log()): a thread that was given up keeps it.
+  Saver(SaverOptions options, dtensor::Communicator ranks, std::shared_ptr<const void> ranks_need);
   Saver(const Saver&) = delete;
-  // Waits for a save under way, or gives it up with a line in the log.
+  // Waits for a save under way, or gives it up. What it failed with goes to the log.
   ~Saver();
 
-  // Saves, or starts to: then it returns when the copy is made. Waits first for a save under way.
-  // Throws what save() and stage() throw, and UserError, which names rank, save and step, if the
-  // one under way must be given up; a save that fails after that is reported by failure() and
-  // finish().
+  // The run goes on from `step`: later checkpoints in the folder are another history, which stays
+  // as it is and is not counted by keep_latest_k. Says so.
+  void goes_on_from(int64_t step);
+
+  // Saves, or starts to: then it returns when the copy is made. Waits first for a save under way;
+  // if that failed and nobody has asked about it, the log says so. Throws what save() and stage()
+  // throw, and, as the other two, what ends the run: UserError, which names rank, save and step, if
+  // the one under way must be given up, and CollectiveError if the ranks have lost one another in
+  // it. After either there is no saving any more. Any other failure is reported by failure() and
+  // finish(), on all ranks, and the next save may succeed.
   void save(const Snapshot& snapshot);
 
   // What became of a save that has ended since the last call, if it failed. Each is told once.
   std::optional<std::string> failure();
-  // Waits for a save under way. UserError if it failed, or one that nobody asked about.
+  // Waits for a save under way. UserError if the last one failed and nobody has asked about it.
   void finish();
 
  private:
@@ -55,7 +63,7 @@ class Saver {
   std::shared_ptr<Job> job_;
   std::thread thread_;
   std::future<void> under_way_;
-  std::optional<std::string> failure_;
+  std::optional<std::string> failure_;  // of the last save
 };
 
 }  // namespace longhaul::checkpoint

@@ -1,5 +1,6 @@
 #include "longhaul/checkpoint/shard_writer.h"
 
+#include <atomic>
 #include <map>
 #include <optional>
 
@@ -14,11 +15,15 @@ constexpr int kLanes = 4;
 // Smaller tensors are not worth a thread.
 constexpr int64_t kSmallBytes = int64_t{1} << 20;
 
+// Counts bytes that are done, for ShardWriterOptions::progress.
+using Count = std::function<void(int64_t bytes)>;
+
 // Files that are written one after another.
 class Lane {
  public:
   // Without `beside` on the caller's thread.
-  Lane(const ShardWriterOptions& options, bool beside) : options_(options), beside_(beside) {}
+  Lane(const ShardWriterOptions& options, bool beside, const Count& count)
+      : options_(options), beside_(beside), count_(count) {}
 
   // The next tensor of the lane.
   void write(const Shard& shard, size_t index, const at::Tensor& contents);
@@ -33,6 +38,7 @@ class Lane {
 
   const ShardWriterOptions& options_;
   const bool beside_;
+  const Count& count_;
   Manifest part_;
   std::optional<safetensors::Writer> writer_;
   Background background_;  // last: its thread uses the others
@@ -58,7 +64,7 @@ void Lane::write_now(const Shard& shard, size_t index, const at::Tensor& host) {
   fault::at(options_.fault_place + ".tensor");
   const auto& planned = shard.tensors[index];
   const size_t bytes = host.nbytes();
-  const std::string checksum = writer_->write(planned.name, host.const_data_ptr(), bytes);
+  const std::string checksum = writer_->write(planned.name, host.const_data_ptr(), bytes, count_);
   const int64_t end = writer_->file_bytes();
   part_.tensors[planned.name] = {
       planned.dtype, planned.shape, checksum, {shard.file, end - narrow<int64_t>(bytes), end}};
@@ -69,6 +75,7 @@ void Lane::close(const Shard& shard) {
   writer_->finish();
   part_.files[shard.file] = {writer_->file_bytes(), writer_->data_start(), writer_->header_hash()};
   writer_.reset();
+  count_(0);
   fault::at(options_.fault_place + ".shard");
 }
 
@@ -86,21 +93,25 @@ Manifest write_shards(const std::vector<Shard>& shards, const Contents& contents
   const bool others_ask = contents.fetched && options.ranks != nullptr && options.ranks->size() > 1;
   // One fetched tensor at a time takes memory, unless other ranks would have to wait for it.
   const bool beside = !contents.fetched || others_ask;
+  std::atomic<int64_t> done_bytes{0};
+  const Count count = [&](int64_t bytes) {
+    const int64_t done = done_bytes += bytes;
+    if (options.progress) options.progress(done);
+  };
   std::map<int, Lane> lanes;
-  int64_t done_bytes = 0;
   for (const Turn& turn : plan_turns(shards, contents.fetched ? 1 : kLanes, contents.source)) {
     const bool own = turn.writer == rank;
-    Lane* lane = own ? &lanes.try_emplace(turn.lane, options, beside).first->second : nullptr;
+    Lane* lane =
+        own ? &lanes.try_emplace(turn.lane, options, beside, count).first->second : nullptr;
     for (size_t i = turn.begin; i < turn.end; ++i) {
       const auto& info = shards[turn.shard].tensors[i];
       if (own || others_ask) {
         const at::Tensor tensor = contents.of(info);
         if (own) lane->write(shards[turn.shard], i, tensor);
       }
-      done_bytes += planned_bytes(info);
+      if (!own) count(planned_bytes(info));
     }
     if (own && !others_ask && lane->failed()) break;
-    if (options.progress) options.progress(done_bytes);
   }
   Manifest all;
   for (auto& [number, lane] : lanes) lane.finish(all);

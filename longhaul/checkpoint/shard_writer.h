@@ -26,14 +26,16 @@ struct ShardWriterOptions {
   // Fault points: <place>.tensor, <place>.shard.
   std::string fault_place;
   const dtensor::Communicator* ranks = nullptr;  // null: this one alone
-  // Of all tensors, as far as they were asked for.
+  // Bytes of all tensors so far: this rank's when they are written, the others' when it was their
+  // turn; told again when a file is synced. Where files are written side by side, by several
+  // threads at once.
   std::function<void(int64_t bytes)> progress = {};
 };
 
 // Writes this rank's files, synced, and returns what there is to say of them: tensors and files.
 // Takes the memory of one fetched tensor, or, where other ranks would have to wait for its writing,
-// of two. After an error, which is
-// thrown at the end, it goes on asking for contents if other ranks need its part in them.
+// of two. After an error, which is thrown at the end, it goes on asking for contents if other ranks
+// need its part in them.
 Manifest write_shards(const std::vector<Shard>& shards, const Contents& contents,
                       const ShardWriterOptions& options);
 

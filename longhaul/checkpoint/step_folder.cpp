@@ -105,7 +105,9 @@ TemporaryFolder::TemporaryFolder(fs::path final_path)
   ::flock(lock_.get(), LOCK_EX | LOCK_NB);
 }
 
-TemporaryFolder::~TemporaryFolder() { remove_logged(path_); }
+TemporaryFolder::~TemporaryFolder() {
+  if (!left_) remove_logged(path_);
+}
 
 void TemporaryFolder::publish() {
   sync_folder(path_);

@@ -10,7 +10,7 @@
 namespace longhaul::checkpoint {
 
 // `.<name>.tmp-<pid>` beside the folder <name> that it becomes, locked while this object lives, so
-// that nobody takes it for one that a process has left. Removed with the object, unless published.
+// that nobody takes it for one that a process has left. Removed with the object, unless it is left.
 class TemporaryFolder {
  public:
   // Creates it, and the folders above it.
@@ -21,10 +21,14 @@ class TemporaryFolder {
   const fs::path& path() const { return path_; }
   // Gives it the final name, durably; what had that name is removed with this object.
   void publish();
+  // It stays when the object goes, because others may still write into it. The next save clears it
+  // away, once their processes have ended.
+  void leave() { left_ = true; }
 
  private:
   const fs::path final_path_, path_;
   FileDescriptor lock_;
+  bool left_ = false;
 };
 
 // Deletes a step folder so that at no time a part of it is under its name.

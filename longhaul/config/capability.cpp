@@ -65,14 +65,6 @@ std::vector<Rule> parallel_rules() {
   };
 }
 
-std::vector<Rule> checkpoint_rules() {
-  return {
-      {"checkpoint.create_seed_checkpoint",
-       [](auto& c) { return c.checkpoint.enable && c.checkpoint.create_seed_checkpoint; },
-       "not needed, initial weights do not depend on the layout; set it to false"},
-  };
-}
-
 std::vector<Rule> training_rules() {
   const char* dataset = "is not built in; set it to \"files\" and give dataset_path";
   return {
@@ -132,6 +124,9 @@ std::vector<Rule> note_rules() {
          return saves_attention(c.activation_checkpoint) && !converts_attention(c.model.converters);
        },
        "attention is kept with the converter \"dsa\" only; the reference is computed again"},
+      {"checkpoint.create_seed_checkpoint",
+       [](auto& c) { return c.checkpoint.enable && c.checkpoint.create_seed_checkpoint; },
+       "not needed and not made: initial weights do not depend on the layout"},
       {"model.tokenizer_path", [](auto& c) { return c.model.tokenizer_path.has_value(); },
        "old name: taken as model.hf_assets_path"},
       {"training.mixed_precision_param",
@@ -181,7 +176,7 @@ std::vector<Remark> missing_behaviour(const JobConfig& config, int64_t ranks) {
   std::vector<Remark> found;
   append_matching(training_rules(), config, found);
   if (ranks == 1) append_matching(one_rank_rules(), config, found);
-  for (const auto& rules : {parallel_rules(), checkpoint_rules(), report_rules()}) {
+  for (const auto& rules : {parallel_rules(), report_rules()}) {
     append_matching(rules, config, found);
   }
   return found;

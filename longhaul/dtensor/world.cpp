@@ -215,9 +215,9 @@ struct World::State {
   std::vector<int> hosts;  // by rank; empty: one for all
   Connect connect;         // empty for a single rank
   milliseconds timeout = Communicator::kDefaultTimeout;
-  CollectiveLog log;
+  std::shared_ptr<CollectiveLog> log = std::make_shared<CollectiveLog>();
   std::map<std::string, int> made;   // groups made by axis and ranks
-  std::vector<Communicator> groups;  // after the log, which they need
+  std::vector<Communicator> groups;  // those without a time limit of their own; they need the log
 };
 
 World::World(std::unique_ptr<State> state) : state_(std::move(state)) {
@@ -285,7 +285,8 @@ World World::fake(int rank, int size) {
 int World::rank() const { return state_->rank; }
 int World::size() const { return state_->size; }
 const std::string& World::backend() const { return state_->backend; }
-CollectiveLog& World::log() const { return state_->log; }
+CollectiveLog& World::log() const { return *state_->log; }
+std::shared_ptr<CollectiveLog> World::shared_log() const { return state_->log; }
 const std::string& World::run() const { return state_->run; }
 
 int World::host_of(int rank) const {
@@ -304,7 +305,7 @@ void World::set_timeout(milliseconds timeout) {
 }
 
 Communicator World::make_group(const std::string& axis, const std::vector<int>& global_ranks,
-                               std::optional<Link> link) {
+                               std::optional<Link> link, std::optional<milliseconds> own_timeout) {
   const auto own = std::find(global_ranks.begin(), global_ranks.end(), rank());
   const std::set<int> distinct(global_ranks.begin(), global_ranks.end());
   LONGHAUL_CHECK(own != global_ranks.end() && distinct.size() == global_ranks.size() &&
@@ -328,13 +329,13 @@ Communicator World::make_group(const std::string& axis, const std::vector<int>& 
   }
   Communicator group(std::move(connection.host), std::move(connection.device), axis, global_ranks,
                      log(), std::move(connection.diagnose));
-  group.set_timeout(state_->timeout);
+  group.set_timeout(own_timeout.value_or(state_->timeout));
   group.set_name(request.name);
   const bool on_one_host = std::all_of(global_ranks.begin(), global_ranks.end(), [&](int rank) {
     return host_of(rank) == host_of(global_ranks.front());
   });
   group.set_link(link.value_or(on_one_host ? kWithinHost : kAcrossHosts));
-  state_->groups.push_back(group);
+  if (!own_timeout) state_->groups.push_back(group);
   return group;
 }
 

@@ -55,6 +55,8 @@ class World {
   int size() const;
   const std::string& backend() const;  // "single", "threads", "gloo", "gloo+nccl" or "fake"
   CollectiveLog& log() const;
+  // For a thread that may outlive this object and has a group: with it the group stays usable.
+  std::shared_ptr<CollectiveLog> shared_log() const;
   // The same on all ranks of processes that met, and of no other job; else empty.
   const std::string& run() const;
 
@@ -64,16 +66,19 @@ class World {
   int host_of(int rank) const;
   void set_hosts(std::vector<int> host_of_rank);
 
-  // The time limit of each collective, in all groups there are and will be. Starting takes longer
-  // than training: a trainer sets a shorter one after its first step.
+  // The time limit of each collective, in all groups there are and will be, but for those that were
+  // given one of their own. Starting takes longer than training: a trainer sets a shorter one after
+  // its first step.
   void set_timeout(std::chrono::milliseconds timeout);
 
   // The group of `global_ranks` (distinct, this one among them), in that order, along mesh axis
   // `axis`. All members must call it with the same arguments and make the groups that they share
   // in the same order; others need not. `link`: what the axis runs over, where other groups of it
-  // count, too; else it follows from the hosts of these ranks. Errors name rank and axis.
+  // count, too; else it follows from the hosts of these ranks. `own_timeout`: the group's time
+  // limit, which set_timeout() leaves alone. Errors name rank and axis.
   Communicator make_group(const std::string& axis, const std::vector<int>& global_ranks,
-                          std::optional<Link> link = std::nullopt);
+                          std::optional<Link> link = std::nullopt,
+                          std::optional<std::chrono::milliseconds> own_timeout = std::nullopt);
 
  private:
   struct State;

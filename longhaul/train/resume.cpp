@@ -9,6 +9,7 @@
 #include "longhaul/base/log.h"
 #include "longhaul/base/text.h"
 #include "longhaul/checkpoint/checkpoint_reader.h"
+#include "longhaul/checkpoint/locate.h"
 #include "longhaul/dtensor/exchange.h"
 
 namespace longhaul::train {
@@ -161,6 +162,20 @@ fs::path find_initial_state(const JobConfig& config, const fs::path& path,
     }
     if (const auto found = checkpoint::find_resumable(path, -1, verify, &ranks)) return *found;
     fail_user("'{}' holds no full checkpoint", path.string());
+  });
+}
+
+fs::path find_initial_weights(const JobConfig& config, const fs::path& path,
+                              const dtensor::Communicator& ranks) {
+  const bool verify = config.checkpoint.verify_on_load;
+  return name_setting(config, "checkpoint.initial_load_path", [&] {
+    const fs::path place = on_first(ranks, [&] { return checkpoint::locate(path).path.string(); });
+    if (place == path) {
+      if (verify) checkpoint::verify_together(path, &ranks);
+      return path;
+    }
+    if (const auto found = checkpoint::find_weights(path, verify, &ranks)) return *found;
+    fail_user("'{}' holds no checkpoint whose weights can be read", path.string());
   });
 }
 

@@ -33,4 +33,9 @@ Excluded excluded_from_loading(const JobConfig& config);
 fs::path find_initial_state(const JobConfig& config, const fs::path& path,
                             const dtensor::Communicator& ranks);
 
+// The step folder that a new run takes its weights from, full or model-only: path is one, or a
+// folder with some, of which the newest that is sound is taken. UserError if there is none.
+fs::path find_initial_weights(const JobConfig& config, const fs::path& path,
+                              const dtensor::Communicator& ranks);
+
 }  // namespace longhaul::train

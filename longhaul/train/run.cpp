@@ -56,10 +56,12 @@ checkpoint::SaverOptions saver_options(const JobConfig& config) {
           .timeout = std::chrono::seconds(config.comm.init_timeout_seconds)};
 }
 
-dtensor::Communicator ranks_for_saving(dtensor::World& world) {
+// A save in the background talks over it during steps, with the limit of a save.
+dtensor::Communicator ranks_for_saving(dtensor::World& world, const JobConfig& config) {
   std::vector<int> ranks(world.size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  return world.make_group("checkpoint", ranks);
+  return world.make_group("checkpoint", ranks, std::nullopt,
+                          std::chrono::seconds(config.comm.init_timeout_seconds));
 }
 
 class Run {
@@ -72,7 +74,8 @@ class Run {
         resolved_(resolved),
         trainer_(config, resolved_, dims),
         start_(Clock::now()) {
-    if (saves(config)) saver_.emplace(saver_options(config), ranks_for_saving(world));
+    if (!saves(config)) return;
+    saver_.emplace(saver_options(config), ranks_for_saving(world, config), world.shared_log());
   }
 
   Outcome execute();
@@ -93,6 +96,7 @@ class Run {
   bool is_last() const { return data_ended_ || trainer_.progress().step >= config_.training.steps; }
   bool wants_to_stop() const;
   void look_for_end_of_data();
+  bool is_saved() const;
   bool due(int64_t every) const { return every > 0 && trainer_.progress().step % every == 0; }
   void save(bool last);
   void save_in_hf();
@@ -116,6 +120,8 @@ class Run {
 
 Outcome Run::execute() {
   prepare();
+  // It goes on from where its data ends: no step is left, but what the last one leaves behind is.
+  if (is_last()) save(/*last=*/true);
   while (!is_last()) {
     StepMetrics metrics = take_step();
     look_for_end_of_data();
@@ -158,11 +164,8 @@ StepMetrics Run::take_step() {
     add_communication(dtensor::since(before, world_.log().totals()), seconds_since(start), metrics);
     return metrics;
   } catch (const StepRefused&) {
-    const int64_t step = trainer_.progress().step;
-    const fs::path there = checkpoint::step_path(checkpoint_folder(config_), step);
     const bool sound = find_nonfinite(trainer_.model(), *trainer_.dims().all).empty();
-    const auto is_there = [&] { return int64_t{fs::exists(there)}; };
-    if (step > first_step_ && sound && ask_first(trainer_.dims(), is_there) == 0) {
+    if (trainer_.progress().step > first_step_ && sound && !is_saved()) {
       save(/*last=*/false);
       finish_saving();
     }
@@ -192,6 +195,7 @@ void Run::prepare() {
   open_validation();
   resume_or_begin();
   first_step_ = trainer_.progress().step;
+  if (saver_) saver_->goes_on_from(first_step_);
   look_for_end_of_data();
   if (is_first_rank()) open_run_folder();
   if (is_first_rank() || config_.metrics.save_for_all_ranks) open_metrics(config_.job.dump_folder);
@@ -257,8 +261,10 @@ void Run::resume_or_begin() {
     log::info("goes on from {}", state.string());
     return;
   }
-  trainer_.load_weights(*path, options.initial_load_in_hf);
-  log::info("initial weights from {}", *path);
+  const fs::path weights =
+      options.initial_load_in_hf ? fs::path(*path) : find_initial_weights(config_, *path, ranks);
+  trainer_.load_weights(weights, options.initial_load_in_hf);
+  log::info("initial weights from {}", weights.string());
 }
 
 void Run::after_step(StepMetrics& metrics) {
@@ -317,6 +323,13 @@ void Run::look_for_end_of_data() {
       *rank, step + 1, step, config_.training.steps, there - std::min(there, rows), there);
 }
 
+// Whether this step's checkpoint lies in the folder. Collective.
+bool Run::is_saved() const {
+  const fs::path there =
+      checkpoint::step_path(checkpoint_folder(config_), trainer_.progress().step);
+  return ask_first(trainer_.dims(), [&] { return int64_t{fs::exists(there)}; }) == 1;
+}
+
 void Run::save(bool last) {
   const auto& options = config_.checkpoint;
   if (!saves(config_)) return;
@@ -328,10 +341,17 @@ void Run::save(bool last) {
         "with a lower optimizer.lr",
         trainer_.progress().step, name);
   }
+  // Ranks that write are waited for longer than ranks that compute.
+  world_.set_timeout(std::chrono::seconds(config_.comm.init_timeout_seconds));
   const bool weights_only = last && options.last_save_model_only;
   // Before the checkpoint, with which the run is finished.
   if (weights_only && options.last_save_in_hf) save_in_hf();
-  saver_->save(weights_only ? trainer_.weights(export_dtype(config_)) : trainer_.snapshot());
+  if (trainer_.progress().step == first_step_ && is_saved()) {
+    log::info("step {} stays as it is saved: the run goes on from it", first_step_);
+  } else {
+    saver_->save(weights_only ? trainer_.weights(export_dtype(config_)) : trainer_.snapshot());
+  }
+  world_.set_timeout(std::chrono::seconds(config_.comm.train_timeout_seconds));
 }
 
 void Run::save_in_hf() {

@@ -4,11 +4,14 @@
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
 #include "longhaul/base/safetensors.h"
+#include "longhaul/base/text.h"
 #include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/config/load.h"
 #include "longhaul/config/write.h"
@@ -65,6 +68,51 @@ void warn_of_other_data(const std::string& saved_job, const JobConfig& config,
           key, origin);
     }
   }
+}
+
+std::string misshapen(const std::string& name, at::IntArrayRef shape, at::IntArrayRef wanted) {
+  return fmt::format("{} is [{}], the model wants [{}]", name, fmt::join(shape, ", "),
+                     fmt::join(wanted, ", "));
+}
+
+void refuse_misfits(const std::string& misfits, const std::string& origin) {
+  if (misfits.empty()) return;
+  fail_user(
+      "{} does not fit the job's model: {}; set model.flavor to the model it was made with, or "
+      "another checkpoint.folder",
+      origin, misfits);
+}
+
+// The moments of a checkpoint beside the parameters that are trained.
+struct MomentNames {
+  std::vector<std::string> misfits;  // what is wrong, with the name
+  std::vector<std::string> absent;   // parameters that had not been updated
+  std::vector<std::string> spare;    // moments of nothing that is trained
+};
+
+MomentNames compare_moments(const std::vector<nn::NamedParameter>& parameters,
+                            const checkpoint::CheckpointReader& reader,
+                            const deepseek_v3::PartOf& part_of) {
+  MomentNames found;
+  const auto& steps = reader.manifest().trainer.at("optimizer_steps");
+  const auto names = reader.names();
+  std::set<std::string> left(names.begin(), names.end());
+  for (const auto& parameter : parameters) {
+    const bool expected = steps.contains(parameter.name);
+    if (!expected) found.absent.push_back(parameter.name);
+    const auto wanted = part_of(parameter).global_sizes;
+    for (const char* prefix : {kExpAvg, kExpAvgSq}) {
+      const std::string name = prefix + parameter.name;
+      const bool present = left.erase(name) > 0;
+      if (present != expected) {
+        found.misfits.push_back(name + (present ? " has no count of steps" : " is missing"));
+      } else if (present && reader.info(name).shape != wanted) {
+        found.misfits.push_back(misshapen(name, reader.info(name).shape, wanted));
+      }
+    }
+  }
+  std::copy_if(left.begin(), left.end(), std::back_inserter(found.spare), is_optimizer);
+  return found;
 }
 
 // What `part`, of these sizes, is of a tensor. Of the others' rows nothing is read.
@@ -151,6 +199,8 @@ void Trainer::restore(const std::filesystem::path& step_folder, const Excluded& 
   const checkpoint::CheckpointReader reader(step_folder);
   const auto& trainer = reader.manifest().trainer;
   const std::string origin = fmt::format("checkpoint of step {}", reader.manifest().step);
+  refuse_misfits(find_misfits(*model_, reader, part_of()), origin);
+  if (!excluded.optimizer) check_moments(reader, origin);
   load_model_tensors(*model_, reader, origin, part_of());
   if (!excluded.optimizer) restore_moments(reader);
   if (!excluded.data) progress_.rows = trainer.at("rows").get<uint64_t>();
@@ -163,6 +213,26 @@ void Trainer::restore(const std::filesystem::path& step_folder, const Excluded& 
   if (trainer.at("seed").get<uint64_t>() != seed_of(config_)) {
     log::warn("{} was made with debug.seed = {}, the job says {}: the data order changes here",
               origin, trainer.at("seed").get<uint64_t>(), seed_of(config_));
+  }
+}
+
+// Before anything is overwritten. Parameters that no step has updated have no moments.
+void Trainer::check_moments(const checkpoint::CheckpointReader& reader,
+                            const std::string& origin) const {
+  const auto [misfits, absent, spare] = compare_moments(parameters_, reader, part_of());
+  if (!misfits.empty()) {
+    fail_user(
+        "{}: its optimizer's state does not fit the job's model: {}; go on from another "
+        "checkpoint, "
+        "or leave it out with checkpoint.exclude_from_loading = [\"optimizer\"]",
+        origin, list_of(misfits, "; "));
+  }
+  if (!absent.empty()) {
+    log::warn("{} has no moments of {}, which start at zero", origin, list_of(absent, ", "));
+  }
+  if (!spare.empty()) {
+    log::warn("{} has moments of what is not trained, which are left out: {}", origin,
+              list_of(spare, ", "));
   }
 }
 
@@ -189,11 +259,7 @@ void Trainer::load_weights(const std::string& path, bool hugging_face) {
                     .compare_copies = dims_.is_first(),
                     .part_of = part_of()});
   } else {
-    const fs::path step_folder = checkpoint::open_source(path)->path();
-    if (config_.checkpoint.verify_on_load) {
-      checkpoint::verify_together(step_folder, dims_.all.get());
-    }
-    const checkpoint::CheckpointReader reader(step_folder);
+    const checkpoint::CheckpointReader reader(path);
     load_model_tensors(*model_, reader, reader.path().string(), part_of());
   }
 }
@@ -210,27 +276,18 @@ std::string find_misfits(const deepseek_v3::Model& model, const checkpoint::Tens
     if (present.count(state.name) == 0) {
       problems.push_back(state.name + " is missing");
     } else if (const auto& shape = source.info(state.name).shape; shape != sizes) {
-      problems.push_back(fmt::format("{} is [{}], the model wants [{}]", state.name,
-                                     fmt::join(shape, ", "), fmt::join(sizes, ", ")));
+      problems.push_back(misshapen(state.name, shape, sizes));
     }
   }
   for (const auto& name : names) {
     if (!is_optimizer(name) && known.count(name) == 0) problems.push_back(name + " is unexpected");
   }
-  const size_t shown = std::min<size_t>(problems.size(), 8);
-  return fmt::format(
-      "{}{}", fmt::join(problems.begin(), problems.begin() + shown, "; "),
-      problems.size() > shown ? fmt::format("; ... ({} in all)", problems.size()) : "");
+  return list_of(problems, "; ");
 }
 
 void load_model_tensors(deepseek_v3::Model& model, const checkpoint::TensorSource& source,
                         const std::string& origin, const deepseek_v3::PartOf& part_of) {
-  if (const std::string misfits = find_misfits(model, source, part_of); !misfits.empty()) {
-    fail_user(
-        "{} does not fit the job's model: {}; set model.flavor to the model it was made with, "
-        "or another checkpoint.folder",
-        origin, misfits);
-  }
+  refuse_misfits(find_misfits(model, source, part_of), origin);
   const at::NoGradGuard no_grad;
   for (const auto& state : state_tensors(model)) {
     state.tensor->copy_(load_part(source, state.name, part_of(state), state.tensor->sizes()));

@@ -68,9 +68,10 @@ class Trainer {
   checkpoint::Snapshot snapshot() const;
   // The weights alone, in `dtype` if given (router biases keep theirs).
   checkpoint::Snapshot weights(std::optional<at::ScalarType> dtype) const;
-  // And back, without a check of its checksums.
+  // And back, without a check of its checksums. UserError that lists what does not fit, of weights
+  // and moments, before anything is overwritten.
   void restore(const std::filesystem::path& step_folder, const Excluded& excluded = {});
-  // Weights only, from a Hugging Face folder or from one of our checkpoints.
+  // Weights only, from a Hugging Face folder or from a step folder.
   void load_weights(const std::string& path, bool hugging_face);
   // Loss on held-out data. Collective.
   ValidationResult validate(const data::Dataset& dataset, const ValidationOptions& options);
@@ -94,6 +95,7 @@ class Trainer {
 
   // On the Meta device.
   at::Tensor shape_of_whole(const nn::NamedParameter& state, at::ScalarType dtype) const;
+  void check_moments(const checkpoint::CheckpointReader& reader, const std::string& origin) const;
   void restore_moments(const checkpoint::CheckpointReader& reader);
   data::RowRange rows_of_step() const;
   StepData load_step() const;
@@ -138,7 +140,7 @@ void initialize_model(deepseek_v3::Model& model, const JobConfig& config,
                       const ResolvedModel& resolved,
                       const deepseek_v3::PartOf& part_of = deepseek_v3::whole_parameter);
 
-// What of `source` does not fit the model: missing, unexpected and misshapen names, a few of many.
+// What of `source` does not fit the model: missing, unexpected and misshapen names.
 // Empty: it fits.
 std::string find_misfits(const deepseek_v3::Model& model, const checkpoint::TensorSource& source,
                          const deepseek_v3::PartOf& part_of = deepseek_v3::whole_parameter);

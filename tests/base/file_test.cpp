@@ -36,6 +36,23 @@ TEST(File, WriteAtomicReplacesAndLeavesNothingElse) {
   EXPECT_THAT(names_in(folder.path()), ::testing::UnorderedElementsAre("a.txt", "empty"));
 }
 
+// A folder is durable when the one that holds its name is synced, and so on up to one that was
+// there.
+TEST(File, FoldersAreDurableUpToTheOneThatWasThere) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const TempFolder folder;
+  for (const auto& [name, nth, parent] :
+       {std::tuple{"a/b/c", 1, "a/b"}, std::tuple{"d/e/f/", 3, ""}}) {
+    const fault::Armed armed(fmt::format("file.sync_parent:{}:enospc", nth));
+    const fs::path synced = *parent == 0 ? folder.path() : folder / parent;
+    EXPECT_THAT(error_of<FileError>([&] { create_folders(folder / name); }),
+                HasSubstr("cannot sync the folder '" + synced.string() + "'"));
+    EXPECT_TRUE(fs::is_directory(folder / name));
+  }
+  const fault::Armed armed("file.sync_parent:1:enospc");
+  create_folders(folder / "a/b/c");
+}
+
 TEST(File, ReadsFilesOfUnknownSize) {
   EXPECT_THAT(read_file("/proc/self/status"), HasSubstr("Name:"));
 }

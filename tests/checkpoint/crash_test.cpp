@@ -113,7 +113,7 @@ TEST_F(Crash, KilledWhilePurging) {
     ASSERT_GE(child, 0);
     if (child == 0) {
       const fault::Armed armed("checkpoint." + place);
-      purge(folder.path(), 1);
+      purge(folder.path(), {.keep_latest_k = 1, .saved_step = 3});
       ::_exit(0);
     }
     int status = 0;
@@ -121,7 +121,7 @@ TEST_F(Crash, KilledWhilePurging) {
     ASSERT_TRUE(WIFSIGNALED(status)) << place;
     for (const auto& step : list_steps(folder.path())) EXPECT_TRUE(find_damage(step.path).empty());
     save(folder.path(), make_snapshot(4));
-    purge(folder.path(), 1);
+    purge(folder.path(), {.keep_latest_k = 1, .saved_step = 4});
     EXPECT_THAT(names_in(folder.path()), ElementsAre("step-4")) << place;
   }
 }

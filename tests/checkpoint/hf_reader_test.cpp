@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "longhaul/checkpoint/tensor_file.h"
+#include "tests/support/log_capture.h"
 #include "tests/support/temp_folder.h"
 
 namespace longhaul::checkpoint {
@@ -66,6 +67,14 @@ TEST_F(HfFolder, MissingShard) {
 TEST_F(HfFolder, TensorInTheIndexButNotInTheShard) {
   save_safetensors(folder_ / "model-00001-of-00002.safetensors", {{"a", a_}});
   EXPECT_THAT(open_error(), AllOf(HasSubstr("tensor 'b' should be in"), HasSubstr("00001-of")));
+}
+
+TEST_F(HfFolder, TensorsInTheShardsButNotInTheIndexAreNamed) {
+  save_safetensors(folder_ / "model-00002-of-00002.safetensors", {{"c", c_}, {"d", c_}, {"e", c_}});
+  const test::LogCapture log;
+  EXPECT_THAT(HfReader(folder_.path()).names(), ElementsAre("a", "b", "c"));
+  EXPECT_THAT(log.text(), HasSubstr("d in model-00002-of-00002.safetensors, "
+                                    "e in model-00002-of-00002.safetensors; these are left out"));
 }
 
 TEST_F(HfFolder, TruncatedShard) {

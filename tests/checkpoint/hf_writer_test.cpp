@@ -196,10 +196,19 @@ TEST(HfWriter, OnRanks) {
       return tensors;
     };
     write_hf_folder(folder / name, own, {.max_shard_bytes = 40, .ranks = &ranks});
+    // Small files are worth it only where the options say so: then each rank has one.
+    write_hf_folder(folder / (name + "-whole"), own, {.replace = true, .ranks = &ranks});
+    write_hf_folder(folder / (name + "-cut"), own,
+                    {.min_shard_bytes = 1, .replace = true, .ranks = &ranks});
   };
   test::run_ranks(3, [&](dtensor::World& world) { write(world, "out"); });
   expect_contents(folder / "out", contents);
   EXPECT_TRUE(fs::exists(folder / "out/model-00003-of-00003.safetensors"));
+  expect_contents(folder / "out-whole", contents);
+  EXPECT_TRUE(fs::exists(folder / "out-whole/model-00001-of-00001.safetensors"));
+  expect_contents(folder / "out-cut", contents);
+  EXPECT_GE(HfReader(folder / "out-cut").files().size(), 3u);
+  for (const char* name : {"out-whole", "out-cut"}) fs::remove_all(folder / name);
   if (fault::kCompiledIn) {
     const fault::Armed armed("hf_folder.shard:2:enospc");
     EXPECT_THAT(error_of<Error>([&] {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "longhaul/base/fault.h"
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/manifest.h"
 #include "tests/checkpoint/snapshots.h"
@@ -28,6 +29,12 @@ std::vector<int64_t> steps_in(const fs::path& folder) {
 void truncate_shard(const fs::path& step) {
   const fs::path shard = step / "model-00001.safetensors";
   fs::resize_file(shard, fs::file_size(shard) - 8);
+}
+
+// Sizes do not show it.
+void flip_last_byte(const fs::path& step) {
+  const fs::path shard = step / "model-00001.safetensors";
+  test::flip_byte(shard, fs::file_size(shard) - 1);
 }
 
 TEST(Resume, OnlyWholeNamesCount) {
@@ -59,11 +66,11 @@ TEST(Resume, OddNamesAndDamagedCheckpointsArePassedOver) {
                                 HasSubstr("step-90': '"), HasSubstr("no manifest.json")));
   EXPECT_THAT(log.text(), AllOf(Not(HasSubstr("backup")), Not(HasSubstr("foo"))));
 
-  purge(folder.path(), 2);
+  purge(folder.path(), {.keep_latest_k = 2, .saved_step = 110});
   save(folder.path(), make_snapshot(120));
-  purge(folder.path(), 2);
+  purge(folder.path(), {.keep_latest_k = 2, .saved_step = 120});
   save(folder.path(), make_snapshot(130));
-  purge(folder.path(), 2);
+  purge(folder.path(), {.keep_latest_k = 2, .saved_step = 130});
   EXPECT_THAT(steps_in(folder.path()), ElementsAre(130, 120, 90));
   EXPECT_TRUE(fs::exists(folder / "step-100.backup/manifest.json"));
   EXPECT_TRUE(fs::exists(folder / "foo-step-200/manifest.json"));
@@ -142,7 +149,7 @@ TEST(Purge, FiftySavesLeaveTwo) {
   const TempFolder folder;
   for (int step = 1; step <= 50; ++step) {
     save(folder.path(), make_snapshot(step));
-    purge(folder.path(), 2);
+    purge(folder.path(), {.keep_latest_k = 2, .saved_step = step});
   }
   EXPECT_THAT(steps_in(folder.path()), ElementsAre(50, 49));
   EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()), 2);
@@ -152,7 +159,7 @@ TEST(Purge, FiftySavesLeaveTwo) {
 TEST(Purge, ZeroKeepsAll) {
   const TempFolder folder;
   for (const int step : {1, 2, 3}) save(folder.path(), make_snapshot(step));
-  purge(folder.path(), 0);
+  purge(folder.path(), {.keep_latest_k = 0, .saved_step = 3});
   EXPECT_THAT(steps_in(folder.path()), ElementsAre(3, 2, 1));
 }
 
@@ -160,7 +167,7 @@ TEST(Purge, ModelOnlyIsNeitherCountedNorDeleted) {
   const TempFolder folder;
   for (const int step : {1, 3, 5}) save(folder.path(), make_snapshot(step));
   for (const int step : {2, 4, 6}) save(folder.path(), make_snapshot(step, true));
-  purge(folder.path(), 1);
+  purge(folder.path(), {.keep_latest_k = 1, .saved_step = 6});
   EXPECT_THAT(steps_in(folder.path()), ElementsAre(6, 5, 4, 2));
 }
 
@@ -170,9 +177,51 @@ TEST(Purge, DamagedOnesDoNotCountSoAUsableOneStays) {
   truncate_shard(folder / "step-4");
   truncate_shard(folder / "step-3");
   truncate_shard(folder / "step-1");
-  purge(folder.path(), 1);
+  purge(folder.path(), {.keep_latest_k = 1, .saved_step = 4});
   EXPECT_THAT(steps_in(folder.path()), ElementsAre(4, 3, 2));
   EXPECT_EQ(find_resumable(folder.path()), folder / "step-2");
+}
+
+// A checkpoint that the run has passed over for a flipped byte looks whole to a look at sizes.
+TEST(Purge, WhatTheRunPassedOverIsNeitherCountedNorDeleted) {
+  const TempFolder folder;
+  for (const int step : {200, 300}) save(folder.path(), make_snapshot(step));
+  flip_last_byte(folder / "step-300");
+  ASSERT_EQ(find_resumable(folder.path()), folder / "step-200");
+  EXPECT_THAT(find_later_steps(folder.path(), 200), ElementsAre(300));
+  save(folder.path(), make_snapshot(210));
+  purge(folder.path(), {.keep_latest_k = 1, .saved_step = 210});
+  EXPECT_THAT(steps_in(folder.path()), ElementsAre(300, 210));
+  EXPECT_EQ(find_resumable(folder.path()), folder / "step-210");
+  // Also when the run has gone beyond it.
+  for (const int step : {305, 310}) save(folder.path(), make_snapshot(step));
+  purge(folder.path(), {.keep_latest_k = 3, .saved_step = 310, .others = {300}});
+  EXPECT_THAT(steps_in(folder.path()), ElementsAre(310, 305, 300, 210));
+  purge(folder.path(), {.keep_latest_k = 2, .saved_step = 310, .others = {300}});
+  EXPECT_THAT(steps_in(folder.path()), ElementsAre(310, 305, 300));
+}
+
+TEST(Purge, ACopyUnderAnotherNameIsNeitherCountedNorDeleted) {
+  const TempFolder folder;
+  save(folder.path(), make_snapshot(1));
+  fs::copy(folder / "step-1", folder / "step-9", fs::copy_options::recursive);
+  EXPECT_TRUE(find_later_steps(folder.path(), 1).empty());
+  save(folder.path(), make_snapshot(10));
+  purge(folder.path(), {.keep_latest_k = 2, .saved_step = 10});
+  EXPECT_THAT(steps_in(folder.path()), ElementsAre(10, 9, 1));
+  purge(folder.path(), {.keep_latest_k = 1, .saved_step = 10});
+  EXPECT_THAT(steps_in(folder.path()), ElementsAre(10, 9));
+}
+
+TEST(Purge, OneThatCannotBeDeletedIsNamedAndTheOthersGo) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const TempFolder folder;
+  for (const int step : {1, 2, 3}) save(folder.path(), make_snapshot(step));
+  const LogCapture log;
+  const fault::Armed armed("checkpoint.purge:1:enospc");
+  purge(folder.path(), {.keep_latest_k = 1, .saved_step = 3});
+  EXPECT_THAT(steps_in(folder.path()), ElementsAre(3, 2));
+  EXPECT_THAT(log.text(), HasSubstr("step-2' is not deleted: No space left on device"));
 }
 
 }  // namespace

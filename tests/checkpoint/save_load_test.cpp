@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+
 #include "longhaul/base/fault.h"
 #include "longhaul/base/hash.h"
 #include "longhaul/base/json.h"
@@ -59,22 +61,25 @@ Snapshot make_large(int64_t step) {
 TEST(SaveLoad, LargeTensorsInManyFiles) {
   const TempFolder folder;
   const Snapshot snapshot = make_large(3);
-  int64_t told = 0;
-  const SaveOptions options{.max_shard_bytes = 7'000'000,
-                            .progress = [&](int64_t bytes) { told = bytes; }};
+  // Told while files are written, when they are all there, and when the folder has its name.
+  std::atomic<int> told_before = 0, told_after = 0;
+  const auto progress = [&] { fs::exists(folder / "step-3") ? ++told_after : ++told_before; };
+  const SaveOptions options{.max_shard_bytes = 7'000'000, .progress = progress};
   const fs::path path = save(folder.path(), snapshot, options);
   const Manifest manifest = read_manifest(path);
   EXPECT_GE(manifest.files.size(), 10u);
   expect_same(load(path), snapshot);
   expect_same(load(path, false), snapshot);
-  int64_t bytes = 0;
+  int64_t pieces = 0;
   for (const auto& [name, tensor] : snapshot.tensors) {
     const at::Tensor contents = tensor.contiguous();
     EXPECT_EQ(manifest.tensors.at(name).checksum,
               hash_hex(contents.const_data_ptr(), contents.nbytes()));
-    bytes += static_cast<int64_t>(contents.nbytes());
+    pieces += ceil_div(static_cast<int64_t>(contents.nbytes()), int64_t{kHashPiece});
   }
-  EXPECT_EQ(told, bytes);
+  const auto files = static_cast<int64_t>(manifest.files.size());
+  EXPECT_EQ(told_before, pieces + files + 2) << "and each of two stages";
+  EXPECT_EQ(told_after, 2);
   EXPECT_THAT(names_in(folder.path()), ElementsAre("step-3"));
 }
 

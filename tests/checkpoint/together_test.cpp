@@ -1,8 +1,9 @@
-// Ranks that save together, and saves in the background.
+// Ranks that save together.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <fstream>
 #include <map>
 #include <numeric>
@@ -10,7 +11,8 @@
 #include "longhaul/base/fault.h"
 #include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/checkpoint/saver.h"
-#include "tests/checkpoint/snapshots.h"
+#include "tests/checkpoint/ranks.h"
+#include "tests/support/log_capture.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temp_folder.h"
 
@@ -23,31 +25,6 @@ using test::TempFolder;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-constexpr int kRanks = 4;
-
-dtensor::Communicator all_of(dtensor::World& world) {
-  std::vector<int> ranks(world.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return world.make_group("checkpoint", ranks);
-}
-
-// The same snapshot as the test's, of which only the first rank has the contents: every fetch is a
-// broadcast.
-Snapshot spread(const Snapshot& whole, const dtensor::Communicator& ranks) {
-  Snapshot snapshot = whole;
-  for (auto& [name, tensor] : snapshot.tensors) {
-    tensor = at::empty(tensor.sizes(), tensor.options().device(at::kMeta));
-  }
-  snapshot.fetch = [&whole, &ranks](const std::string& name) {
-    const at::Tensor& of = whole.tensors.at(name);
-    at::Tensor tensor =
-        ranks.rank() == 0 ? of.contiguous().clone() : at::zeros_like(of.contiguous());
-    ranks.broadcast(tensor, 0).wait();
-    return tensor;
-  };
-  return snapshot;
-}
 
 TEST(Together, RanksWriteSharesOfOneCheckpoint) {
   const TempFolder folder;
@@ -73,7 +50,7 @@ TEST(Together, RanksWriteLargeTensorsWhileOthersAreFetched) {
     run_ranks(kRanks, [&](dtensor::World& world) {
       const auto training = world.make_group("training", {0, 1, 2, 3});
       const auto mode = in_background ? AsyncMode::kCopy : AsyncMode::kDisabled;
-      Saver saver({.folder = folder.path(), .mode = mode}, all_of(world));
+      Saver saver({.folder = folder.path(), .mode = mode}, all_of(world), world.shared_log());
       saver.save(spread(whole, training));
       saver.finish();
     });
@@ -164,178 +141,43 @@ TEST(Together, RanksFindWhatIsDamagedAndAgree) {
   });
 }
 
-// The shares of any number of ranks are all of it: no byte is left to nobody.
+// The number of ranks, of these, whose shares hold the byte: none may be left to nobody.
+size_t count_finders(const fs::path& step, const std::vector<int>& numbers_of_ranks) {
+  size_t found = 0;
+  for (const int ranks : numbers_of_ranks) {
+    bool damaged = false;
+    for (int rank = 0; rank < ranks && !damaged; ++rank) {
+      try {
+        CheckpointReader(step).verify({.rank = rank, .ranks = ranks});
+      } catch (const UserError&) {
+        damaged = true;
+      }
+    }
+    found += damaged;
+  }
+  return found;
+}
+
+void expect_found(const fs::path& step, int64_t stride, const std::vector<int>& numbers_of_ranks) {
+  for (const auto& [file, entry] : read_manifest(step).files) {
+    for (int64_t place = 0; place < entry.bytes; place += stride) {
+      test::flip_byte(step / file, static_cast<size_t>(place));
+      EXPECT_EQ(count_finders(step, numbers_of_ranks), numbers_of_ranks.size())
+          << file << " byte " << place;
+      test::flip_byte(step / file, static_cast<size_t>(place));
+    }
+  }
+}
+
 TEST(Together, SharesCoverEveryByte) {
   const TempFolder folder;
-  const fs::path step = save(folder.path(), make_snapshot(1), {.max_shard_bytes = 300});
-  for (const auto& [file, entry] : read_manifest(step).files) {
-    for (int64_t place = 0; place < entry.bytes; place += 97) {
-      test::flip_byte(step / file, static_cast<size_t>(place));
-      int found = 0;
-      for (const int ranks : {1, 2, 5, 40}) {
-        bool damaged = false;
-        for (int rank = 0; rank < ranks && !damaged; ++rank) {
-          try {
-            CheckpointReader(step).verify({.rank = rank, .ranks = ranks});
-          } catch (const UserError&) {
-            damaged = true;
-          }
-        }
-        found += damaged;
-      }
-      EXPECT_EQ(found, 4) << file << " byte " << place;
-      test::flip_byte(step / file, static_cast<size_t>(place));
-    }
-  }
-}
-
-// --- in the background --------------------------------------------------------------------------
-
-SaverOptions options(const TempFolder& folder, AsyncMode mode) {
-  return {.folder = folder.path(), .keep_latest_k = 2, .mode = mode};
-}
-
-dtensor::Communicator alone(dtensor::World& world) {
-  return dtensor::Communicator::alone("checkpoint", 0, world.log());
-}
-
-TEST(Saver, SavesWhatWasThereWhenItWasAsked) {
-  const TempFolder folder;
-  dtensor::World world = dtensor::World::single();
-  Saver saver(options(folder, AsyncMode::kCopy), alone(world));
-  Snapshot snapshot = make_snapshot(5);
-  saver.save(snapshot);
-  for (auto& [name, tensor] : snapshot.tensors) tensor.zero_();
-  saver.finish();
-  expect_same(load(folder / "step-5"), make_snapshot(5));
-}
-
-TEST(Saver, RanksSaveInTheBackgroundTogether) {
-  const TempFolder folder;
-  const Snapshot first = make_snapshot(1), second = make_snapshot(2);
-  run_ranks(kRanks, [&](dtensor::World& world) {
-    const auto training = world.make_group("training", {0, 1, 2, 3});
-    Saver saver(options(folder, AsyncMode::kCopy), all_of(world));
-    saver.save(spread(first, training));
-    // Training talks over its own group meanwhile.
-    for (int i = 0; i < 50; ++i) training.barrier();
-    saver.save(spread(second, training));
-    saver.finish();
-  });
-  expect_same(load(folder / "step-1"), first);
-  expect_same(load(folder / "step-2"), second);
-}
-
-TEST(Saver, OlderOnesGoWhenANewerOneIsDurable) {
-  for (const auto mode : {AsyncMode::kDisabled, AsyncMode::kCopy}) {
-    const TempFolder folder;
-    dtensor::World world = dtensor::World::single();
-    Saver saver(options(folder, mode), alone(world));
-    for (const int step : {1, 2, 3, 4}) saver.save(make_snapshot(step));
-    saver.finish();
-    EXPECT_THAT(names_in(folder.path()), ElementsAre("step-3", "step-4"));
-  }
-}
-
-TEST(Saver, AFailureInTheBackgroundIsToldOnceAndTheOlderCheckpointStays) {
-  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
-  const TempFolder folder;
-  dtensor::World world = dtensor::World::single();
-  Saver saver(options(folder, AsyncMode::kCopy), alone(world));
-  saver.save(make_snapshot(1));
-  saver.save(make_snapshot(2));
-  saver.finish();
-  {
-    const fault::Armed armed("checkpoint.manifest:1:enospc");
-    saver.save(make_snapshot(3));
-    std::optional<std::string> failure;
-    while (!failure) failure = saver.failure();
-    EXPECT_THAT(*failure, HasSubstr("cannot save step 3"));
-  }
-  EXPECT_EQ(saver.failure(), std::nullopt);
-  EXPECT_THAT(names_in(folder.path()), ElementsAre("step-1", "step-2"));
-  saver.save(make_snapshot(4));
-  saver.finish();
-  EXPECT_THAT(names_in(folder.path()), ElementsAre("step-2", "step-4"));
-}
-
-TEST(Saver, AFailureThatNobodyAskedAboutEndsTheRun) {
-  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
-  const TempFolder folder;
-  dtensor::World world = dtensor::World::single();
-  Saver saver(options(folder, AsyncMode::kCopy), alone(world));
-  const fault::Armed armed("checkpoint.shard:1:throw");
-  saver.save(make_snapshot(1));
-  EXPECT_THAT(error_of<UserError>([&] { saver.finish(); }), HasSubstr("checkpoint.shard"));
-}
-
-TEST(Saver, CopiesAreMadeIntoTheSameMemory) {
-  const Snapshot snapshot = make_snapshot(1);
-  StagedSnapshot staged = stage(snapshot);
-  std::map<std::string, const void*> places;
-  for (const auto& [name, tensor] : staged.contents) places[name] = tensor.const_data_ptr();
-  for (int step = 2; step < 52; ++step) {
-    const Snapshot next = make_snapshot(step);
-    staged = stage(next, {}, std::move(staged.contents));
-    for (const auto& [name, tensor] : staged.contents) {
-      ASSERT_EQ(tensor.const_data_ptr(), places.at(name)) << name;
-      ASSERT_TRUE(at::equal(tensor, next.tensors.at(name))) << name;
-    }
-  }
-}
-
-TEST(Saver, AThreadThatHangsIsGivenUpWithRankSaveAndStep) {
-  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
-  dtensor::World world = dtensor::World::single();
-  for (const char* place : {"checkpoint.tensor:3", "file.sync:1", "checkpoint.manifest:1"}) {
-    SCOPED_TRACE(place);
-    const TempFolder folder;
-    auto hasty = options(folder, AsyncMode::kCopy);
-    hasty.timeout = std::chrono::milliseconds(100);
-    Saver saver(hasty, alone(world));
-    saver.save(make_snapshot(1));
-    saver.finish();
-    const fault::Armed armed(std::string(place) + ":hang");
-    saver.save(make_snapshot(2));
-    EXPECT_THAT(error_of<UserError>([&] { saver.finish(); }),
-                AllOf(HasSubstr("rank 0: save 2 (step 2): nothing was written"),
-                      HasSubstr("raise comm.init_timeout_seconds")));
-    EXPECT_EQ(find_resumable(folder.path()), folder / "step-1");
-  }
-}
-
-// --- memory --------------------------------------------------------------------------------------
-
-int64_t resident_bytes() {
-  std::ifstream in("/proc/self/statm");
-  int64_t total = 0, resident = 0;
-  in >> total >> resident;
-  return resident * ::sysconf(_SC_PAGESIZE);
-}
-
-// A save that keeps anything of its copy, its buffers or its thread would need 45 times of it.
-TEST(Saver, MemoryStaysFlatOverFiftySaves) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers keep freed memory";
-#endif
-  Snapshot snapshot;
-  for (int i = 0; i < 4; ++i) {
-    snapshot.tensors[fmt::format("model.{}", i)] = at::ones({512, 1024});
-    snapshot.tensors[fmt::format("optimizer.{}", i)] = at::ones({512, 1024});
-  }
-  const int64_t bytes = 8 * 512 * 1024 * 4;
-  for (const auto mode : {AsyncMode::kDisabled, AsyncMode::kCopy}) {
-    const TempFolder folder;
-    dtensor::World world = dtensor::World::single();
-    Saver saver(options(folder, mode), alone(world));
-    int64_t before = 0;
-    for (snapshot.step = 1; snapshot.step <= 50; ++snapshot.step) {
-      saver.save(snapshot);
-      if (snapshot.step == 5) before = resident_bytes();
-    }
-    saver.finish();
-    EXPECT_LT(resident_bytes() - before, bytes / 2) << "of " << bytes << " a save";
-  }
+  Snapshot small;
+  small.tensors = {{"a", at::arange(5, at::kFloat)},
+                   {"b", at::arange(3, at::kByte)},
+                   {"optimizer.a", at::arange(5, at::kFloat)}};
+  expect_found(save(folder.path(), small), 1, {1, 2, 5});
+  // In many files.
+  expect_found(save(folder.path(), make_snapshot(1), {.max_shard_bytes = 300}), 97, {1, 2, 5, 40});
 }
 
 // --- damage on the way to the disk ---------------------------------------------------------------

@@ -84,6 +84,20 @@ TEST_F(EndOfData, SavesTheLastStepAsTheJobSaysAndMoreDataGoesOnFromIt) {
   EXPECT_THAT(again.err, AllOf(HasSubstr("resumed from run/checkpoint/step-3"),
                                HasSubstr("step 3 of 100 is the last one")));
   EXPECT_EQ(metrics().size(), 3u);
+  // What the last step leaves behind beside the checkpoint that is there is made now.
+  const auto in_hf = train_rows("rows.jsonl", {"--ranks", "2", "--checkpoint.last_save_in_hf"});
+  EXPECT_EQ(in_hf.status, 0) << in_hf.err;
+  EXPECT_THAT(in_hf.err, HasSubstr("step 3 stays as it is saved"));
+  EXPECT_THAT(checkpoints(), ElementsAre("step-3", "step-3-hf"));
+  EXPECT_TRUE(fs::exists(path("run/checkpoint/step-3-hf/config.json")));
+  EXPECT_EQ(kind_of("run/checkpoint/step-3"), "full");
+  const auto elsewhere =
+      train_rows("rows.jsonl", {"--ranks", "2", "--job.dump_folder", "elsewhere",
+                                "--checkpoint.initial_load_path", "run/checkpoint/step-3",
+                                "--checkpoint.no_initial_load_model_only"});
+  EXPECT_EQ(elsewhere.status, 0) << elsewhere.err;
+  EXPECT_EQ(kind_of("elsewhere/checkpoint/step-3"), "model_only");
+  fs::remove_all(path("run/checkpoint/step-3-hf"));
   write_rows("rows.jsonl", 12);
   const auto more = train_rows("rows.jsonl", full);
   EXPECT_EQ(more.status, 0) << more.err;

@@ -50,8 +50,6 @@ TEST(Capability, EverySettingThatIsNotThere) {
       {{"--parallelism.expert_parallel_degree", "2"}, "parallelism.expert_parallel_degree"},
       {{"--comm.mode", "fake_backend"}, "comm.mode"},
       {{"--fault_tolerance.enable"}, "fault_tolerance.enable"},
-      {{"--checkpoint.enable", "--checkpoint.create_seed_checkpoint"},
-       "checkpoint.create_seed_checkpoint"},
       {{"--activation_checkpoint.debug"}, "activation_checkpoint.debug"},
       {{"--activation_checkpoint.mode", "full", "--activation_checkpoint.debug"},
        "activation_checkpoint.debug"},
@@ -133,6 +131,10 @@ TEST(Capability, NotesNameWhatIsNotActive) {
                                     {"--activation_checkpoint.mode", "none", "--training.dtype",
                                      "float64", "--training.mixed_precision_param", "bfloat16"}))),
             (Strings{"training.mixed_precision_param"}));
+  const Strings seed = {"--checkpoint.enable", "--checkpoint.create_seed_checkpoint"};
+  EXPECT_EQ(missing(seed), Strings{});
+  EXPECT_EQ(keys_of(notes(parse_job(kData, "job.toml", seed))),
+            (Strings{"checkpoint.create_seed_checkpoint"}));
 }
 
 TEST(Capability, AttentionIsKeptOfTheFusedKernelOnly) {

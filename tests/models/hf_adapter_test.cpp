@@ -71,7 +71,13 @@ TEST(LoadHf, ListsEveryProblemAndWritesNothing) {
 
 TEST(LoadHf, LongListsAreCut) {
   const auto model = tiny_model();
-  EXPECT_THAT(load_error(*model, {}), AllOf(HasSubstr("... ("), HasSubstr(" in all)")));
+  auto weights = hf_tensors(*model);
+  for (int i = 10; i < 60; ++i) weights[fmt::format("model.spare.{}", i)] = at::zeros({1});
+  EXPECT_THAT(
+      load_error(*model, weights),
+      AllOf(HasSubstr("model.spare.10"), HasSubstr("model.spare.59"), Not(HasSubstr("..."))));
+  weights["model.spare.60"] = at::zeros({1});
+  EXPECT_THAT(load_error(*model, weights), HasSubstr("model.spare.59, ... (51 in all)"));
 }
 
 TEST(LoadHf, AMissingRouterBiasIsNamed) {

@@ -1,5 +1,8 @@
 // A run that stops and goes on is the same run, bit for bit.
+#include <fmt/format.h>
+
 #include "longhaul/checkpoint/checkpoint.h"
+#include "longhaul/parallel/parallel_dims.h"
 #include "longhaul/train/resolve_model.h"
 #include "longhaul/train/trainer.h"
 #include "tests/support/log_capture.h"
@@ -157,6 +160,118 @@ TEST(Resume, ANewRunStartsFromTheWeightsOfAnother) {
       if (name.rfind("optimizer.", 0) == 0) continue;
       EXPECT_TRUE(at::equal(tensor, ours.at(name))) << name;
     }
+  }
+}
+
+std::string error_of_run(const JobConfig& config) {
+  try {
+    run(config);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// The newest is damaged: the one before it is taken, and the log says why.
+TEST(Resume, ANewRunStartsFromTheNewestSoundWeightsOfAFolder) {
+  const GoldenJob first("hf_base", batches()), second("hf_base", batches());
+  const auto folder = first.folder.path() / "run/checkpoint";
+  run(first.config({"--training.steps", "4", "--checkpoint.interval", "2"}));
+  const auto shard = folder / "step-4/model-00001.safetensors";
+  std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-1, std::ios::end);
+  file.put('x');
+  file.close();
+  const Overrides start = {"--training.steps",
+                           "1",
+                           "--optimizer.lr",
+                           "1e-30",
+                           "--moe.bias_update_speed",
+                           "0",
+                           "--checkpoint.initial_load_path",
+                           folder.string(),
+                           "--checkpoint.initial_load_in_hf",
+                           "false"};
+  const test::LogCapture log;
+  run(second.config(start));
+  EXPECT_NE(log.text().find("passing over checkpoint '" + (folder / "step-4").string()),
+            std::string::npos)
+      << log.text();
+  const auto theirs = checkpoint::load(folder / "step-2").tensors;
+  for (const auto& [name, tensor] :
+       checkpoint::load(second.folder.path() / "run/checkpoint/step-1").tensors) {
+    EXPECT_TRUE(at::equal(tensor, theirs.at(name))) << name;
+  }
+  fs::remove_all(folder / "step-2");
+  fs::remove_all(second.folder.path() / "run");
+  EXPECT_NE(
+      error_of_run(second.config(start)).find("holds no checkpoint whose weights can be read"),
+      std::string::npos);
+}
+
+// A full checkpoint of step 2 that was changed.
+template <typename Change>
+void forge(const GoldenJob& job, Change&& change) {
+  const auto folder = job.folder.path() / "run/checkpoint";
+  auto snapshot = checkpoint::load(folder / "step-2");
+  change(snapshot);
+  checkpoint::save(folder, snapshot);
+}
+
+constexpr const char* kNorm = "model.norm.weight";
+
+TEST(Resume, MomentsThatDoNotFitAreListedByName) {
+  const GoldenJob job("hf_base", batches());
+  run(job.config({"--training.steps", "2", "--checkpoint.last_save_model_only", "false"}));
+  const std::string first = fmt::format("optimizer.exp_avg.{}", kNorm);
+  const std::string second = fmt::format("optimizer.exp_avg_sq.{}", kNorm);
+  forge(job, [&](auto& snapshot) {
+    snapshot.tensors[first] = at::zeros({3});
+    snapshot.tensors.erase(second);
+  });
+  const std::string error = error_of_run(job.config({"--training.steps", "3"}));
+  EXPECT_NE(error.find(first + " is [3], the model wants [128]"), std::string::npos) << error;
+  EXPECT_NE(error.find(second + " is missing"), std::string::npos) << error;
+  EXPECT_NE(error.find("exclude_from_loading"), std::string::npos) << error;
+  // Without them the run goes on.
+  run(job.config({"--training.steps", "3", "--checkpoint.exclude_from_loading", "optimizer"}));
+  EXPECT_EQ(job.metrics().size(), 3u);
+}
+
+TEST(Resume, MomentsThatAreAbsentOrSpareAreNamed) {
+  const GoldenJob job("hf_base", batches());
+  run(job.config({"--training.steps", "2", "--checkpoint.last_save_model_only", "false"}));
+  forge(job, [&](auto& snapshot) {
+    for (const char* kind : {"exp_avg", "exp_avg_sq"}) {
+      snapshot.tensors.erase(fmt::format("optimizer.{}.{}", kind, kNorm));
+    }
+    snapshot.trainer["optimizer_steps"].erase(kNorm);
+    snapshot.tensors["optimizer.exp_avg.of_nothing"] = at::zeros({3});
+  });
+  const test::LogCapture log;
+  run(job.config({"--training.steps", "3"}));
+  const std::string text = log.text();
+  EXPECT_NE(text.find("has no moments of model.norm.weight, which start at zero"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("which are left out: optimizer.exp_avg.of_nothing"), std::string::npos);
+}
+
+// Nothing of the model may have been overwritten by then.
+TEST(Resume, WhatDoesNotFitIsFoundBeforeAnythingIsOverwritten) {
+  const GoldenJob job("hf_base", batches());
+  run(job.config({"--training.steps", "2", "--checkpoint.last_save_model_only", "false"}));
+  forge(job, [&](auto& snapshot) {
+    snapshot.tensors.erase(fmt::format("optimizer.exp_avg.{}", kNorm));
+  });
+  const auto config = job.config();
+  dtensor::World world = dtensor::World::single();
+  const auto dims = parallel::ParallelDims::make(config, world);
+  train::Trainer trainer(config, train::resolve_model(config), dims);
+  const auto before = checkpoint::stage(trainer.weights(std::nullopt)).contents;
+  EXPECT_THROW(trainer.restore(job.folder.path() / "run/checkpoint/step-2"), UserError);
+  for (const auto& [name, tensor] : trainer.weights(std::nullopt).tensors) {
+    EXPECT_TRUE(at::equal(tensor, before.at(name))) << name;
   }
 }
 

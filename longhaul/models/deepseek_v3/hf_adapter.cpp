@@ -9,6 +9,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
+#include "longhaul/base/text.h"
 
 namespace longhaul::deepseek_v3 {
 namespace {
@@ -65,12 +66,6 @@ struct Spare {
   std::vector<MtpCopy> copies;      // of MTP layers that it has
 };
 
-std::string first_of(const std::vector<std::string>& names) {
-  const size_t shown = std::min<size_t>(names.size(), 8);
-  std::string text = fmt::format("{}", fmt::join(names.begin(), names.begin() + shown, ", "));
-  return names.size() > shown ? text + fmt::format(", ... ({} in all)", names.size()) : text;
-}
-
 }  // namespace
 
 std::vector<std::pair<std::string, Tensor>> hf_views(const std::string& name,
@@ -116,10 +111,10 @@ std::vector<std::string> find_problems(const std::map<std::string, Target>& want
     if (!problem.empty()) other.push_back(problem);
   }
   std::vector<std::string> problems;
-  if (!missing.empty()) problems.push_back("missing: " + first_of(missing));
-  if (!unexpected.empty()) problems.push_back("unexpected: " + first_of(unexpected));
-  if (!misshapen.empty()) problems.push_back("of another shape: " + first_of(misshapen));
-  if (!other.empty()) problems.push_back("scales: " + first_of(other));
+  if (!missing.empty()) problems.push_back("missing: " + list_of(missing, ", "));
+  if (!unexpected.empty()) problems.push_back("unexpected: " + list_of(unexpected, ", "));
+  if (!misshapen.empty()) problems.push_back("of another shape: " + list_of(misshapen, ", "));
+  if (!other.empty()) problems.push_back("scales: " + list_of(other, ", "));
   return problems;
 }
 
@@ -164,7 +159,7 @@ void tell_of_spare(const Model& model, const HfSource& source, const Spare& spar
   log::warn(
       "{}: tensors of MTP layers differ from those that the model shares with its trunk, and are "
       "not used: {}; mtp.own_norm = true keeps a norm, embedding and head are always shared",
-      source.origin, first_of(differing));
+      source.origin, list_of(differing, ", "));
 }
 
 void check(const Model& model, const std::map<std::string, Target>& wanted,
