@@ -84,7 +84,7 @@ TEST(PartsOnRanks, GiveTheNumbersOfTheWhole) {
     for (const RankLayout& layout :
          {RankLayout{.tp = 2}, RankLayout{.dp = 2}, RankLayout{.dp = 2, .ep = 2, .tp = 2}}) {
       SCOPED_TRACE(fmt::format("{}, {} parts", layout.text(), cuts.size() + 1));
-      Run actual;
+      longhaul::testing::Run actual;
       test::run_ranks(layout.ranks(), [&](dtensor::World& world) {
         RankOfParts rank(world, layout, cuts);
         const auto result = rank.run();
