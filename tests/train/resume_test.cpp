@@ -267,7 +267,7 @@ TEST(Resume, WhatDoesNotFitIsFoundBeforeAnythingIsOverwritten) {
   const auto config = job.config();
   dtensor::World world = dtensor::World::single();
   const auto dims = parallel::ParallelDims::make(config, world);
-  train::Trainer trainer(config, train::resolve_model(config), dims);
+  train::Trainer trainer(config, resolve_model(config), dims);
   const auto before = checkpoint::stage(trainer.weights(std::nullopt)).contents;
   EXPECT_THROW(trainer.restore(job.folder.path() / "run/checkpoint/step-2"), UserError);
   for (const auto& [name, tensor] : trainer.weights(std::nullopt).tensors) {
