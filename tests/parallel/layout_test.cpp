@@ -196,7 +196,7 @@ TEST(LayoutRuns, ACheckpointGoesOnInAnotherLayout) {
   };
   const auto& expected = one_rank({"--lr_scheduler.min_lr_factor", "1"});
   const std::vector<Layout> layouts = {
-      {.dp_shard = 2, .cp = 2, .ep = 4}, {}, {.dp_replicate = 2, .dp_shard = 2, .ep = 2}};
+      {.dp_shard = 2, .cp = 2, .ep = 4}, {}, {.dp_replicate = 2, .tp = 2, .ep = 2}};
   for (int64_t step = 1; step <= kLayoutSteps; ++step) {
     EXPECT_EQ(job.train(layouts[static_cast<size_t>(step - 1)], "run", overrides(step)),
               train::Outcome::kFinished);
@@ -219,13 +219,26 @@ TEST(LayoutRuns, ACheckpointGoesOnInAnotherLayout) {
 TEST(LayoutRuns, StartsFromAHuggingFaceFolder) {
   const GoldenJob job("hf_base", load_golden("hf_base/train20.safetensors").at("batches"));
   const auto first_step = [&](const Layout& layout) {
-    const JobConfig config =
-        job.config({"--training.dtype", "float64", "--training.steps", "1", "--debug.dump_steps",
-                    "1", "--training.local_batch_size", "1", "--training.global_batch_size", "5",
-                    "--parallelism.data_parallel_shard_degree", std::to_string(layout.dp_shard),
-                    "--parallelism.context_parallel_degree", std::to_string(layout.cp),
-                    "--parallelism.expert_parallel_degree", std::to_string(layout.ep),
-                    "--job.dump_folder", (job.folder.path() / layout.name()).string()});
+    const JobConfig config = job.config({"--training.dtype",
+                                         "float64",
+                                         "--training.steps",
+                                         "1",
+                                         "--debug.dump_steps",
+                                         "1",
+                                         "--training.local_batch_size",
+                                         "1",
+                                         "--training.global_batch_size",
+                                         "5",
+                                         "--parallelism.data_parallel_shard_degree",
+                                         std::to_string(layout.dp_shard),
+                                         "--parallelism.context_parallel_degree",
+                                         std::to_string(layout.cp),
+                                         "--parallelism.expert_parallel_degree",
+                                         std::to_string(layout.ep),
+                                         "--parallelism.tensor_parallel_degree",
+                                         std::to_string(layout.tp),
+                                         "--job.dump_folder",
+                                         (job.folder.path() / layout.name()).string()});
     const std::atomic<bool> stop{false};
     test::run_ranks(layout.ranks(), [&](auto& world) { train::run_training(config, stop, world); });
     return checkpoint::load_safetensors(job.folder.path() / layout.name() /
@@ -234,6 +247,7 @@ TEST(LayoutRuns, StartsFromAHuggingFaceFolder) {
   const auto alone = first_step({});
   expect_same_step(first_step({.dp_shard = 5}), alone, 1, {});
   expect_same_step(first_step({.cp = 4, .ep = 2}), alone, 1, {});
+  expect_same_step(first_step({.cp = 2, .tp = 2, .ep = 2}), alone, 1, {});
 }
 
 // 144 rows in batches of 5: the last ones are padding, and on 4 ranks some ranks have nothing else.
