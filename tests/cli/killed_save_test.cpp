@@ -24,7 +24,6 @@ constexpr Kill kKills[] = {
     {"checkpoint.rename:1:kill:rank-0", false}, {"checkpoint.renamed:1:kill:rank-0", true},
     {"checkpoint.done:1:kill:rank-3", true},    {"checkpoint.purge:1:kill:rank-0", true},
     {"checkpoint.purged:1:kill:rank-0", true}};
-// While training goes on.
 constexpr Kill kFewKills[] = {{"checkpoint.tensor:5:kill:rank-1", false},
                               {"checkpoint.renamed:1:kill:rank-0", true}};
 // While training goes on.

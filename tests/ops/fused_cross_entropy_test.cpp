@@ -183,7 +183,7 @@ TEST_P(FusedCrossEntropy, NoTensorOfAllLogits) {
         ops::linear_cross_entropy(hidden, weight, integers({T}, V, 3), Kernel::kFused);
     torch::autograd::grad({loss}, {hidden, weight});
   });
-  EXPECT_GT(largest, kMost / 2);  // it does see the tile
+  EXPECT_GE(largest, kMost / 2);  // it does see the tile, which is in bf16 where products are
   EXPECT_LE(largest, kMost);
 }
 
