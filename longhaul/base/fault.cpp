@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <condition_variable>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -17,7 +18,7 @@
 namespace longhaul::fault {
 namespace {
 
-enum class Kind { kKill, kHang, kDelay, kThrow, kNoSpace, kShortWrite, kFlippedBit };
+enum class Kind { kKill, kHang, kDelay, kWait, kThrow, kNoSpace, kShortWrite, kFlippedBit };
 
 struct Plan {
   std::string place;
@@ -27,17 +28,17 @@ struct Plan {
 };
 
 constexpr std::pair<std::string_view, Kind> kKinds[] = {
-    {"kill", Kind::kKill},      {"hang", Kind::kHang},      {"delay", Kind::kDelay},
-    {"throw", Kind::kThrow},    {"enospc", Kind::kNoSpace}, {"short", Kind::kShortWrite},
-    {"flip", Kind::kFlippedBit}};
+    {"kill", Kind::kKill},       {"hang", Kind::kHang},      {"delay", Kind::kDelay},
+    {"throw", Kind::kThrow},     {"enospc", Kind::kNoSpace}, {"short", Kind::kShortWrite},
+    {"flip", Kind::kFlippedBit}, {"wait", Kind::kWait}};
 
 Kind parse_kind(std::string_view text, std::string_view specification) {
   for (const auto& [name, kind] : kKinds) {
     if (text == name) return kind;
   }
   fail_user(
-      "LONGHAUL_FAULT '{}': '{}' is neither a number nor kill, hang, delay, throw, enospc, short, "
-      "flip or rank-<number>",
+      "LONGHAUL_FAULT '{}': '{}' is neither a number nor kill, hang, delay, wait, throw, enospc, "
+      "short, flip or rank-<number>",
       specification, text);
 }
 
@@ -90,6 +91,7 @@ struct State {
   std::atomic<bool> active{false};
   std::mutex mutex;
   std::optional<Plan> plan;
+  std::condition_variable disarmed;
   bool tracing = false;
   std::map<std::string, int, std::less<>> visits;
   std::vector<std::string> trace;
@@ -104,6 +106,12 @@ State& state() {
   while (true) ::pause();
 }
 
+void wait_until_disarmed() {
+  State& s = state();
+  std::unique_lock lock(s.mutex);
+  s.disarmed.wait(lock, [&] { return !s.plan; });
+}
+
 Order fire(const Plan& plan, int nth) {
   switch (plan.kind) {
     case Kind::kKill:
@@ -115,6 +123,9 @@ Order fire(const Plan& plan, int nth) {
       hang();
     case Kind::kDelay:
       ::sleep(1);
+      break;
+    case Kind::kWait:
+      wait_until_disarmed();
       break;
     case Kind::kThrow:
       throw Injected(fmt::format("fault injection: visit {} of '{}'", nth, plan.place));
@@ -169,6 +180,7 @@ Armed::~Armed() {
   const std::lock_guard lock(s.mutex);
   s.plan.reset();
   s.update();
+  s.disarmed.notify_all();
 }
 
 Trace::Trace() {

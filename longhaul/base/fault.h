@@ -4,7 +4,7 @@
 //   kill    SIGKILL to this process (default)      throw   fault::Injected
 //   hang    the thread waits for ever              enospc  as if the disk were full
 //   delay   the thread sleeps for a second         short   a write takes only half of the bytes
-//   flip    a write stores one bit wrong
+//   flip    a write stores one bit wrong           wait    the thread waits until Armed is gone
 // Nothing here belongs to what a user sees. The CMake option LONGHAUL_FAULTS=OFF compiles all
 // places out; without a fault in sight a place costs one load and one branch.
 #pragma once

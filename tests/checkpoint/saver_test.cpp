@@ -8,6 +8,7 @@
 #include <atomic>
 #include <fstream>
 #include <map>
+#include <memory>
 
 #include "longhaul/base/fault.h"
 #include "tests/checkpoint/ranks.h"
@@ -185,25 +186,27 @@ TEST(Saver, TheLimitOfStepsLeavesASaveAlone) {
   expect_same(load(folder / "step-1"), snapshot);
 }
 
-// One rank is late: the others give up, and so must it. Nobody saves with that group again.
+// One rank is late until the others have given up, and so must it. Nobody saves with that group
+// again.
 TEST(Saver, RanksThatLoseOneAnotherEndTheRun) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
   for (const auto mode : {AsyncMode::kDisabled, AsyncMode::kCopy}) {
     const TempFolder folder;
     const Snapshot first = make_snapshot(1), second = make_snapshot(2);
     save(folder.path(), first);
-    const fault::Armed armed("checkpoint.shard:1:delay");
-    std::atomic<int> lost = 0, refused = 0;
+    auto armed = std::make_unique<fault::Armed>("checkpoint.shard:1:wait");
+    std::atomic<int> lost = 0, refused = 0, ended = 0;
     run_ranks(kRanks, [&](dtensor::World& world) {
       const auto training = world.make_group("training", {0, 1, 2, 3});
       auto ranks = all_of(world);
       Saver saver(options(folder, mode), ranks, world.shared_log());
-      ranks.set_timeout(std::chrono::milliseconds(400));
+      ranks.set_timeout(std::chrono::seconds(2));
       training.barrier();
       const std::string error = error_of<dtensor::CollectiveError>([&] {
         saver.save(spread(second, training));
         saver.finish();
       });
+      if (++ended == kRanks - 1) armed.reset();
       lost += error.find("save 1 (step 2): the ranks have lost one another") != std::string::npos;
       refused += !error_of<Error>([&] { saver.save(second); }).empty();
     });
