@@ -129,7 +129,7 @@ void run(const fs::path& folder, int rounds, int64_t megabytes) {
   fs::path step = checkpoint::save(folder, state);
   const auto manifest = checkpoint::read_manifest(step);
   std::vector<double> saved, written, loaded, read, staged;
-  checkpoint::StagedSnapshot copy = checkpoint::stage(state);
+  checkpoint::Snapshot copy = checkpoint::stage(state);
   for (int i = 0; i < rounds; ++i) {
     erase(step);
     ++state.step;
@@ -141,7 +141,7 @@ void run(const fs::path& folder, int rounds, int64_t megabytes) {
     forget(plain);
     read.push_back(seconds([&] { read_plainly(plain, manifest); }));
     staged.push_back(
-        seconds([&] { copy = checkpoint::stage(state, {}, std::move(copy.contents)); }));
+        seconds([&] { copy = checkpoint::stage(state, {}, std::move(copy)); }));
   }
   print("save", bytes, saved, written);
   print("load", bytes, loaded, read);

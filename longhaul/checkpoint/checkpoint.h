@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -23,15 +24,25 @@ namespace longhaul::checkpoint {
 
 inline constexpr std::string_view kOptimizerPrefix = "optimizer.";
 
+// What a rank holds of a tensor: a box in it that begins at `offsets` (one a dim).
+struct TensorPart {
+  at::Tensor tensor;
+  std::vector<int64_t> offsets;
+};
+
 struct Snapshot {
   int64_t step = 0;
   // Weights only: cannot be resumed from, and keeps its place when older ones are purged.
   bool model_only = false;
   TensorMap tensors;
-  // Where it is set, `tensors` has only shapes, on the Meta device, and this has their contents: it
-  // is asked once for each, in the same order by all ranks that save together (so it may be a
-  // collective).
-  std::function<at::Tensor(const std::string& name)> fetch;
+  // Where there are any, `tensors` has only shapes, on the Meta device, and this is what the rank
+  // holds of each. The boxes of two ranks are the same one or have no element in common; all
+  // together are the tensor.
+  std::map<std::string, TensorPart> parts = {};
+  // Where it is set, `tensors` has only shapes, and, unless there are parts, this has their
+  // contents: it is asked once for each, in the same order by all ranks that save together (so it
+  // may be a collective).
+  std::function<at::Tensor(const std::string& name)> fetch = {};
   // What else the run needs: schedule, RNG, data position, the job file. A JSON object; text in it
   // must be UTF-8, and NaN does not survive.
   nlohmann::json trainer = nlohmann::json::object();
@@ -52,30 +63,22 @@ struct SaveOptions {
 
 // Writes `<folder>/step-<N>` and returns its path; a step-N that is already there is replaced in
 // one move (where the file system cannot exchange two folders, in two). Where tensors are fetched
-// it takes the memory of one, on ranks of two: one is written while the next is put together. On an
-// error (UserError: disk, permissions) nothing new is under the final name and every other
-// checkpoint is untouched; where ranks save together, all throw and name the rank. Refuses to put a
-// model-only checkpoint in the place of a full one. Removes what saves that died have left. A
-// CollectiveError means that the ranks have lost one another: `ranks` is of no use any more, and
-// the folder under the hidden name stays, since others may still write to it. Fault points:
-// checkpoint.begin, .tensor, .shard, .manifest, .rename, .renamed, .done.
+// it takes the memory of one, on ranks of two: one is written while the next is put together. Parts
+// go over `ranks` to the rank that writes the tensor, each element once, and take the memory of
+// three tensors. On an error (UserError: disk, permissions) nothing new is under the final name and
+// every other checkpoint is untouched; where ranks save together, all throw and name the rank.
+// Refuses to put a model-only checkpoint in the place of a full one. Removes what saves that died
+// have left. A CollectiveError means that the ranks have lost one another: `ranks` is of no use any
+// more, and the folder under the hidden name stays, since others may still write to it. Fault
+// points: checkpoint.begin, .tensor, .shard, .manifest, .rename, .renamed, .done.
 fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options = {});
 
-// A snapshot's contents, kept on the host: what it was made of may change. Where ranks save
-// together, this rank's share of them.
-struct StagedSnapshot {
-  Snapshot snapshot;  // shapes only
-  TensorMap contents;
-};
-
-// Copies a snapshot. Collective, as save() is. Tensors of `reused`, from an earlier call, are
-// written over where they fit, so that saving again and again takes no new memory.
-StagedSnapshot stage(const Snapshot& snapshot, const SaveOptions& options = {},
-                     TensorMap reused = {});
-
-// The second half of save(): the same files from a copy.
-fs::path save(const fs::path& folder, const StagedSnapshot& staged,
-              const SaveOptions& options = {});
+// A copy on the host, of which save() makes the same files: what the snapshot was made of may
+// change. Of parts that several ranks hold, one copies it, and the others keep its shape; of whole
+// tensors each copies what it writes. Collective where ranks save together. Tensors of `reused`,
+// from an earlier call, are written over where they fit, so that saving again and again takes no
+// new memory.
+Snapshot stage(const Snapshot& snapshot, const SaveOptions& options = {}, Snapshot reused = {});
 
 // Reads a step-N folder. With `verify`, all checksums first. UserError that names file and tensor
 // for anything damaged, truncated or missing; sizes, shapes and places are checked in any case.

@@ -5,6 +5,7 @@
 #include "longhaul/base/text.h"
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/manifest.h"
+#include "longhaul/checkpoint/part_gather.h"
 #include "longhaul/checkpoint/save_plan.h"
 #include "longhaul/checkpoint/shard_writer.h"
 #include "longhaul/checkpoint/step_folder.h"
@@ -18,7 +19,7 @@ using dtensor::Communicator;
 // The values on the host, in `place` if they fit there.
 at::Tensor copied(const at::Tensor& tensor, const at::Tensor& place, bool pin_memory) {
   const at::NoGradGuard no_grad;
-  const bool fits = place.defined() && place.sizes() == tensor.sizes() &&
+  const bool fits = place.defined() && place.is_cpu() && place.sizes() == tensor.sizes() &&
                     place.scalar_type() == tensor.scalar_type();
   if (fits) return at::Tensor(place).copy_(tensor);
   const bool pinned = pin_memory && at::globalContext().hasCUDA();
@@ -26,6 +27,18 @@ at::Tensor copied(const at::Tensor& tensor, const at::Tensor& place, bool pin_me
                    at::device(at::kCPU).dtype(tensor.scalar_type()).pinned_memory(pinned))
       .copy_(tensor);
 }
+
+at::Tensor shape_of(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), tensor.options().device(at::kMeta));
+}
+
+TensorMap shapes_of(const Snapshot& snapshot) {
+  TensorMap shapes;
+  for (const auto& [name, tensor] : snapshot.tensors) shapes[name] = shape_of(tensor);
+  return shapes;
+}
+
+bool has_parts(const Snapshot& snapshot) { return !snapshot.parts.empty(); }
 
 int own_rank(const SaveOptions& options) {
   return options.ranks == nullptr ? 0 : options.ranks->rank();
@@ -62,21 +75,20 @@ void check_replacement(const fs::path& target, const Snapshot& snapshot) {
 // One save: steps in which all ranks go along, each of which fails on all of them or on none.
 class Save {
  public:
-  Save(const fs::path& folder, const Snapshot& snapshot, Contents contents, bool shapes_only,
-       const SaveOptions& options)
+  Save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options)
       : folder_(folder),
         snapshot_(snapshot),
-        contents_(std::move(contents)),
         options_(options),
         ranks_(options.ranks),
         rank_(own_rank(options)),
-        shards_(plan_shards(snapshot.tensors, shapes_only, options)) {}
+        shards_(plan_shards(snapshot, options)) {}
 
   fs::path run();
 
  private:
   std::string prepare(const fs::path& target);
-  std::string write() const;
+  Contents contents();
+  std::string write();
   void publish(const std::vector<std::string>& parts);
   std::vector<std::string> together(const std::function<std::string()>& step);
   std::string told_of_full_disk(const std::function<std::string()>& step) const;
@@ -84,12 +96,13 @@ class Save {
 
   const fs::path& folder_;
   const Snapshot& snapshot_;
-  const Contents contents_;
   const SaveOptions& options_;
   const Communicator* ranks_;
   const int rank_;
   const std::vector<Shard> shards_;
   fs::path place_;                            // the step folder that is being prepared
+  std::optional<PartGather> gather_;          // where ranks hold parts
+  at::Tensor gathered_;                       // what this rank writes next
   std::optional<TemporaryFolder> temporary_;  // of rank 0
 };
 
@@ -97,6 +110,7 @@ fs::path Save::run() {
   check_snapshot(snapshot_);
   const fs::path target = step_path(folder_, snapshot_.step);
   place_ = together([&] { return rank_ == 0 ? prepare(target) : ""; })[0];
+  if (has_parts(snapshot_)) gather_.emplace(snapshot_, shards_, *ranks_);
   const auto parts = together([&] { return write(); });
   together([&] {
     if (rank_ == 0) publish(parts);
@@ -151,9 +165,20 @@ std::string Save::prepare(const fs::path& target) {
   return temporary_->path().string();
 }
 
+Contents Save::contents() {
+  if (gather_) {
+    return {.of = [this](const auto&) { return std::exchange(gathered_, {}); },
+            .gather = [this](const auto& written) { gathered_ = gather_->gather(written); }};
+  }
+  if (snapshot_.fetch) {
+    return {.of = [this](const auto& info) { return snapshot_.fetch(info.name); }, .fetched = true};
+  }
+  return {.of = [this](const auto& info) { return snapshot_.tensors.at(info.name); }};
+}
+
 // Returns this rank's part of the manifest.
-std::string Save::write() const {
-  Manifest part = write_shards(shards_, contents_,
+std::string Save::write() {
+  Manifest part = write_shards(shards_, contents(),
                                {.folder = place_,
                                 .metadata = {{"step", std::to_string(snapshot_.step)}},
                                 .fault_place = "checkpoint",
@@ -192,38 +217,33 @@ fs::path step_path(const fs::path& folder, int64_t step) {
 }
 
 fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options) {
-  const bool fetches = snapshot.fetch != nullptr;
-  const auto of = [&](const safetensors::TensorInfo& info) {
-    return fetches ? snapshot.fetch(info.name) : snapshot.tensors.at(info.name);
-  };
-  return Save(folder, snapshot, {.of = of, .fetched = fetches}, fetches, options).run();
+  return Save(folder, snapshot, options).run();
 }
 
-fs::path save(const fs::path& folder, const StagedSnapshot& staged, const SaveOptions& options) {
-  const auto of = [&](const safetensors::TensorInfo& info) {
-    return staged.contents.at(info.name);
-  };
-  return Save(folder, staged.snapshot, {.of = of}, /*shapes_only=*/true, options).run();
-}
-
-StagedSnapshot stage(const Snapshot& snapshot, const SaveOptions& options, TensorMap reused) {
-  const bool fetches = snapshot.fetch != nullptr;
-  StagedSnapshot staged{.snapshot = {.step = snapshot.step,
-                                     .model_only = snapshot.model_only,
-                                     .tensors = {},
-                                     .fetch = {},
-                                     .trainer = snapshot.trainer},
-                        .contents = {}};
-  for (const auto& [name, tensor] : snapshot.tensors) {
-    staged.snapshot.tensors[name] = at::empty(tensor.sizes(), tensor.options().device(at::kMeta));
+Snapshot stage(const Snapshot& snapshot, const SaveOptions& options, Snapshot reused) {
+  Snapshot staged{.step = snapshot.step,
+                  .model_only = snapshot.model_only,
+                  .tensors = shapes_of(snapshot),
+                  .trainer = snapshot.trainer};
+  const std::vector<Shard> shards = plan_shards(snapshot, options);
+  if (has_parts(snapshot)) {
+    const PartGather gather(snapshot, shards, *options.ranks);
+    for (const auto& [name, part] : snapshot.parts) {
+      const auto& place = reused.parts[name].tensor;
+      staged.parts[name] = {gather.takes_own(name) ? copied(part.tensor, place, options.pin_memory)
+                                                   : shape_of(part.tensor),
+                            part.offsets};
+    }
+    return staged;
   }
-  for (const Shard& shard : plan_shards(snapshot.tensors, fetches, options)) {
+  for (const Shard& shard : shards) {
+    const bool own = shard.writer == own_rank(options);
+    if (!own && !snapshot.fetch) continue;
     for (const auto& info : shard.tensors) {
-      const bool own = shard.writer == own_rank(options);
-      if (!own && !fetches) break;
       const at::Tensor contents =
-          fetches ? snapshot.fetch(info.name) : snapshot.tensors.at(info.name);
-      if (own) staged.contents[info.name] = copied(contents, reused[info.name], options.pin_memory);
+          snapshot.fetch ? snapshot.fetch(info.name) : snapshot.tensors.at(info.name);
+      if (!own) continue;
+      staged.tensors[info.name] = copied(contents, reused.tensors[info.name], options.pin_memory);
     }
   }
   return staged;

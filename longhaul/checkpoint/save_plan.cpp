@@ -55,15 +55,15 @@ std::vector<Shard> cut_into_shards(const std::vector<safetensors::TensorInfo>& t
   return shards;
 }
 
-std::vector<Shard> plan_shards(const TensorMap& tensors, bool shapes_only,
-                               const SaveOptions& options) {
+std::vector<Shard> plan_shards(const Snapshot& snapshot, const SaveOptions& options) {
+  const int ranks = options.ranks == nullptr ? 1 : options.ranks->size();
+  const bool shapes_only = ranks > 1 || snapshot.fetch;
   std::vector<safetensors::TensorInfo> described;
   int64_t total = 0;
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, tensor] : snapshot.tensors) {
     described.push_back(shapes_only ? describe_shape(name, tensor) : describe(name, tensor));
     total += planned_bytes(described.back());
   }
-  const int ranks = options.ranks == nullptr ? 1 : options.ranks->size();
   const int64_t max_bytes = std::min(options.max_shard_bytes, ceil_div(total, ranks));
   std::vector<Shard> shards;
   plan_group(described, /*optimizer=*/false, max_bytes, shards);
@@ -89,7 +89,7 @@ std::vector<Turn> plan_turns(const std::vector<Shard>& shards, int lanes, const 
     const int writer = shards[i].writer, lane = files_of_writer[writer]++ % lanes;
     auto& turns = turns_of_lane[{writer, lane}];
     for (const Turn& turn : turns_of(shards[i], source)) {
-      turns.push_back({i, turn.begin, turn.end, writer, lane});
+      turns.push_back({i, turn.begin, turn.end, writer, lane, turns.size()});
     }
     longest = std::max(longest, turns.size());
   }

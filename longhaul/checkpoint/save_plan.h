@@ -25,10 +25,9 @@ std::vector<Shard> cut_into_shards(const std::vector<safetensors::TensorInfo>& t
                                    int64_t max_bytes);
 
 // The same on all ranks that save together: it depends on names, shapes and dtypes only. Shards are
-// small enough for each rank to have one, and dealt round. With `shapes_only` the tensors need no
-// contents.
-std::vector<Shard> plan_shards(const TensorMap& tensors, bool shapes_only,
-                               const SaveOptions& options);
+// small enough for each rank to have one, and dealt round. Error for a tensor without contents on
+// the only rank, unless the snapshot has them from elsewhere.
+std::vector<Shard> plan_shards(const Snapshot& snapshot, const SaveOptions& options);
 
 int64_t total_bytes(const std::vector<Shard>& shards);
 
@@ -36,7 +35,8 @@ int64_t total_bytes(const std::vector<Shard>& shards);
 struct Turn {
   size_t shard = 0, begin = 0, end = 0;
   int writer = 0;
-  int lane = 0;  // of the writer's; the files of a lane are written one after another
+  int lane = 0;      // of the writer's; the files of a lane are written one after another
+  size_t round = 0;  // in each, every lane of every writer has at most one
 };
 
 // The order in which all tensors are written. Ranks take turns, and so do the `lanes` of each, so

@@ -24,7 +24,7 @@ struct Saver::Job {
   SaverOptions options;
   std::shared_ptr<const void> ranks_need;
   dtensor::Communicator ranks;  // after what it needs
-  StagedSnapshot staged = {};
+  Snapshot staged = {};
   std::set<int64_t> others = {};     // steps of another history
   int64_t number = 0;                // of the save, from 1
   int64_t step = 0;                  // that it saves
@@ -115,7 +115,7 @@ void Saver::save(const Snapshot& snapshot) {
     }
     return;
   }
-  job_->staged = stage(snapshot, options, std::move(job_->staged.contents));
+  job_->staged = stage(snapshot, options, std::move(job_->staged));
   std::packaged_task<void()> task([job = job_, options, start] {
     const fs::path saved = checkpoint::save(job->options.folder, job->staged, options);
     job->done(saved, start);

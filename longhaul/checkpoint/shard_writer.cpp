@@ -85,6 +85,18 @@ void Lane::finish(Manifest& all) {
   all.files.merge(part_.files);
 }
 
+using Written = std::vector<const safetensors::TensorInfo*>;
+
+// What each rank writes in the round that begins with turn `first`.
+Written written_in_round(const std::vector<Shard>& shards, const std::vector<Turn>& turns,
+                         size_t first, int ranks) {
+  Written written(static_cast<size_t>(ranks), nullptr);
+  for (size_t i = first; i < turns.size() && turns[i].round == turns[first].round; ++i) {
+    written[static_cast<size_t>(turns[i].writer)] = &shards[turns[i].shard].tensors[turns[i].begin];
+  }
+  return written;
+}
+
 }  // namespace
 
 Manifest write_shards(const std::vector<Shard>& shards, const Contents& contents,
@@ -93,13 +105,20 @@ Manifest write_shards(const std::vector<Shard>& shards, const Contents& contents
   const bool others_ask = contents.fetched && options.ranks != nullptr && options.ranks->size() > 1;
   // One fetched tensor at a time takes memory, unless other ranks would have to wait for it.
   const bool beside = !contents.fetched || others_ask;
+  const bool at_hand = !contents.fetched && !contents.gather;
+  const bool others_wait = others_ask || contents.gather;
   std::atomic<int64_t> done_bytes{0};
   const Count count = [&](int64_t bytes) {
     const int64_t done = done_bytes += bytes;
     if (options.progress) options.progress(done);
   };
   std::map<int, Lane> lanes;
-  for (const Turn& turn : plan_turns(shards, contents.fetched ? 1 : kLanes, contents.source)) {
+  const auto turns = plan_turns(shards, at_hand ? kLanes : 1, contents.source);
+  for (size_t t = 0; t < turns.size(); ++t) {
+    const Turn& turn = turns[t];
+    if (contents.gather && (t == 0 || turns[t - 1].round != turn.round)) {
+      contents.gather(written_in_round(shards, turns, t, options.ranks->size()));
+    }
     const bool own = turn.writer == rank;
     Lane* lane =
         own ? &lanes.try_emplace(turn.lane, options, beside, count).first->second : nullptr;
@@ -111,7 +130,7 @@ Manifest write_shards(const std::vector<Shard>& shards, const Contents& contents
       }
       if (!own) count(planned_bytes(info));
     }
-    if (own && !others_ask && lane->failed()) break;
+    if (own && !others_wait && lane->failed()) break;
   }
   Manifest all;
   for (auto& [number, lane] : lanes) lane.finish(all);

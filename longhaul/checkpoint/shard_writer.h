@@ -16,6 +16,9 @@ struct Contents {
   // Each takes new memory, and where ranks write together `of` is a collective: asked one by one,
   // by all ranks for all tensors. Else all are at hand on the rank that writes them.
   bool fetched = false;
+  // Where it is set, it is called before each round of turns, with the tensor that each rank writes
+  // in it, or null; `of` is then asked for this rank's. Collective.
+  std::function<void(const std::vector<const safetensors::TensorInfo*>& written)> gather = {};
   // See plan_turns().
   SourceOf source = {};
 };

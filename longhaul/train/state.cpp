@@ -15,6 +15,7 @@
 #include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/config/load.h"
 #include "longhaul/config/write.h"
+#include "longhaul/dtensor/exchange.h"
 #include "longhaul/train/hf_export.h"
 #include "longhaul/train/hf_import.h"
 #include "longhaul/train/trainer.h"
@@ -128,61 +129,55 @@ at::Tensor load_part(const checkpoint::TensorSource& source, const std::string& 
 checkpoint::Snapshot Trainer::snapshot() const {
   checkpoint::Snapshot snapshot = weights(std::nullopt);
   snapshot.model_only = false;
-  // What this rank holds of each moment, and of which parameter it is.
-  std::map<std::string, std::pair<nn::NamedParameter, at::Tensor>> parts;
+  snapshot.fetch = {};
   nlohmann::json& steps = snapshot.trainer["optimizer_steps"];
   for (const auto& state : parameters_) {
     const auto moments = optimizer_.state().find(state.name);
     if (moments == optimizer_.state().end()) continue;
-    parts.emplace(kExpAvg + state.name, std::pair(state, moments->second.exp_avg));
-    parts.emplace(kExpAvgSq + state.name, std::pair(state, moments->second.exp_avg_sq));
+    add_state(snapshot, kExpAvg + state.name, state, moments->second.exp_avg);
+    add_state(snapshot, kExpAvgSq + state.name, state, moments->second.exp_avg_sq);
     steps[state.name] = moments->second.step;
-  }
-  for (const auto& [name, part] : parts) {
-    const auto& [of, tensor] = part;
-    snapshot.tensors[name] = snapshot.fetch ? shape_of_whole(of, tensor.scalar_type()) : tensor;
-  }
-  if (snapshot.fetch) {
-    snapshot.fetch = [this, parts = std::move(parts),
-                      fetch_weight = snapshot.fetch](const std::string& name) {
-      const auto part = parts.find(name);
-      if (part == parts.end()) return fetch_weight(name);
-      return fsdp_->whole_of(part->second.first, part->second.second);
-    };
   }
   return snapshot;
 }
 
-at::Tensor Trainer::shape_of_whole(const nn::NamedParameter& state, at::ScalarType dtype) const {
-  return at::empty(fsdp_->part_of(state).global_sizes, at::device(at::kMeta).dtype(dtype));
+// `tensor` is what this rank holds of it, and lies in it as parameter or buffer `of` does.
+void Trainer::add_state(checkpoint::Snapshot& snapshot, const std::string& name,
+                        const nn::NamedParameter& of, const at::Tensor& tensor) const {
+  if (dims_.all->size() == 1) {
+    snapshot.tensors[name] = tensor;
+    return;
+  }
+  const nn::Part part = fsdp_->part_of(of);
+  snapshot.tensors[name] =
+      at::empty(part.global_sizes, at::device(at::kMeta).dtype(tensor.scalar_type()));
+  snapshot.parts[name] = {tensor, part.offsets};
 }
 
 checkpoint::Snapshot Trainer::weights(std::optional<at::ScalarType> dtype) const {
   checkpoint::Snapshot snapshot;
   snapshot.step = progress_.step;
   snapshot.model_only = true;
-  struct Weight {
-    nn::NamedParameter of;
-    at::ScalarType dtype;
+  const auto add = [&] {
+    for (const auto& parameter : model_->parameters()) {
+      const at::Tensor own = parameter.tensor->detach();
+      add_state(snapshot, parameter.name, parameter,
+                dtype ? to_dtype(parameter.name, own, *dtype) : own);
+    }
+    return "";
   };
-  std::map<std::string, Weight> weights;
-  for (const auto& parameter : model_->parameters()) {
-    const auto own = parameter.tensor->scalar_type();
-    weights.emplace(parameter.name, Weight{parameter, dtype.value_or(own)});
+  if (dtype) {
+    dtensor::together(dims_.all.get(), add);  // values may not fit on one rank alone
+  } else {
+    add();
   }
-  for (const auto& bias : model_->buffers()) {
-    weights.emplace(bias.name, Weight{bias, bias.tensor->scalar_type()});
-  }
-  const bool as_they_are = dims_.all->size() == 1 && !dtype;
-  for (const auto& [name, weight] : weights) {
-    snapshot.tensors[name] =
-        as_they_are ? weight.of.tensor->detach() : shape_of_whole(weight.of, weight.dtype);
-  }
-  if (!as_they_are) {
-    snapshot.fetch = [this, weights = std::move(weights)](const std::string& name) {
-      const auto& weight = weights.at(name);
-      const at::Tensor whole = fsdp_->whole_of(weight.of, weight.of.tensor->detach());
-      return to_dtype(name, whole, weight.dtype);
+  for (const auto& bias : model_->buffers()) add_state(snapshot, bias.name, bias, *bias.tensor);
+  if (dims_.all->size() > 1) {
+    std::map<std::string, nn::NamedParameter> states;
+    for (const auto& state : state_tensors(*model_)) states.emplace(state.name, state);
+    snapshot.fetch = [this, parts = snapshot.parts,
+                      states = std::move(states)](const std::string& name) {
+      return fsdp_->whole_of(states.at(name), parts.at(name).tensor);
     };
   }
   snapshot.trainer = {{"step", progress_.step},

@@ -93,8 +93,8 @@ class Trainer {
     deepseek_v3::StepStats stats;
   };
 
-  // On the Meta device.
-  at::Tensor shape_of_whole(const nn::NamedParameter& state, at::ScalarType dtype) const;
+  void add_state(checkpoint::Snapshot& snapshot, const std::string& name,
+                 const nn::NamedParameter& of, const at::Tensor& tensor) const;
   void check_moments(const checkpoint::CheckpointReader& reader, const std::string& origin) const;
   void restore_moments(const checkpoint::CheckpointReader& reader);
   data::RowRange rows_of_step() const;

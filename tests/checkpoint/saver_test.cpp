@@ -239,13 +239,13 @@ TEST(Saver, AThreadThatIsGivenUpKeepsWhatItsGroupNeeds) {
 
 TEST(Saver, CopiesAreMadeIntoTheSameMemory) {
   const Snapshot snapshot = make_snapshot(1);
-  StagedSnapshot staged = stage(snapshot);
+  Snapshot staged = stage(snapshot);
   std::map<std::string, const void*> places;
-  for (const auto& [name, tensor] : staged.contents) places[name] = tensor.const_data_ptr();
+  for (const auto& [name, tensor] : staged.tensors) places[name] = tensor.const_data_ptr();
   for (int step = 2; step < 52; ++step) {
     const Snapshot next = make_snapshot(step);
-    staged = stage(next, {}, std::move(staged.contents));
-    for (const auto& [name, tensor] : staged.contents) {
+    staged = stage(next, {}, std::move(staged));
+    for (const auto& [name, tensor] : staged.tensors) {
       ASSERT_EQ(tensor.const_data_ptr(), places.at(name)) << name;
       ASSERT_TRUE(at::equal(tensor, next.tensors.at(name))) << name;
     }

@@ -38,6 +38,59 @@ TEST(Together, RanksWriteSharesOfOneCheckpoint) {
   EXPECT_THAT(names_in(folder.path()), ElementsAre("step-7"));
 }
 
+TEST(Together, RanksFetchWhatTheyWrite) {
+  const TempFolder folder;
+  const Snapshot whole = make_snapshot(7);
+  run_ranks(kRanks, [&](dtensor::World& world) {
+    const auto ranks = all_of(world);
+    save(folder.path(), fetched(whole, ranks), {.ranks = &ranks});
+  });
+  expect_same(load(folder / "step-7"), whole);
+}
+
+// Each element goes to the rank that writes it, and to no other.
+TEST(Together, PartsMoveOnce) {
+  const TempFolder folder;
+  Snapshot whole;
+  whole.tensors = {{"a", at::arange(1 << 20, at::kFloat)}, {"b", at::arange(1 << 20, at::kFloat)}};
+  std::atomic<int64_t> sent = 0;
+  run_ranks(2, [&](dtensor::World& world) {
+    const auto ranks = all_of(world);
+    save(folder.path(), spread(whole, ranks), {.ranks = &ranks});
+    sent += world.log().total(dtensor::CollectiveKind::kAllToAll, "checkpoint").bytes;
+  });
+  EXPECT_EQ(sent, 2 * (int64_t{4} << 20) / 2) << "a half of each";
+}
+
+TEST(Together, PartsThatAreNotTheWholeAreRefused) {
+  const Snapshot whole = make_snapshot(7);
+  const auto error_with = [&](const std::function<void(Snapshot&, int)>& change) {
+    const TempFolder folder;
+    std::string error;
+    run_ranks(2, [&](dtensor::World& world) {
+      const auto ranks = all_of(world);
+      Snapshot snapshot = spread(whole, ranks);
+      change(snapshot, ranks.rank());
+      const std::string text =
+          error_of<Error>([&] { save(folder.path(), snapshot, {.ranks = &ranks}); });
+      if (ranks.rank() == 0) error = text;
+    });
+    EXPECT_THAT(names_in(folder.path()), ::testing::IsEmpty());
+    return error;
+  };
+  EXPECT_THAT(error_with([](Snapshot& snapshot, int rank) {
+                auto& part = snapshot.parts.at("model.bf16").tensor;
+                if (rank == 1) part = part.narrow(0, 0, part.size(0) - 1);
+              }),
+              HasSubstr("the ranks' parts of 'model.bf16' [3, 20] have"));
+  EXPECT_THAT(error_with([](Snapshot& snapshot, int rank) {
+                if (rank == 1) snapshot.parts.at("model.bf16").offsets[0] += 1;
+              }),
+              HasSubstr("or lie outside of it"));
+  EXPECT_THAT(error_with([](Snapshot& snapshot, int) { snapshot.parts.erase("model.int64"); }),
+              HasSubstr("tensor 'model.int64' has no part on this rank"));
+}
+
 // Large enough for threads: a rank writes while the next tensors are put together.
 TEST(Together, RanksWriteLargeTensorsWhileOthersAreFetched) {
   const TempFolder folder;
@@ -56,6 +109,25 @@ TEST(Together, RanksWriteLargeTensorsWhileOthersAreFetched) {
     });
     expect_same(load(folder / "step-7"), whole);
   }
+}
+
+// The training thread is held for a copy of what the rank holds: nothing moves between ranks.
+TEST(Together, ACopyInTheBackgroundTakesNoOtherRanksElements) {
+  const Snapshot whole = make_snapshot(7);
+  run_ranks(kRanks, [&](dtensor::World& world) {
+    const auto ranks = all_of(world);
+    const SaveOptions options{.ranks = &ranks};
+    const Snapshot snapshot = spread(whole, ranks);
+    Snapshot staged = stage(snapshot, options);
+    EXPECT_EQ(world.log().total(dtensor::CollectiveKind::kAllToAll).count, 0);
+    const void* place = staged.parts.at("model.embed_tokens.weight").tensor.const_data_ptr();
+    for (const auto& [name, part] : staged.parts) {
+      const at::Tensor& tensor = part.tensor;
+      EXPECT_TRUE(tensor.is_meta() || at::equal(tensor, snapshot.parts.at(name).tensor)) << name;
+    }
+    staged = stage(snapshot, options, std::move(staged));
+    EXPECT_EQ(staged.parts.at("model.embed_tokens.weight").tensor.const_data_ptr(), place);
+  });
 }
 
 TEST(Together, TheContentsAreThoseOfOneRanksCheckpoint) {

@@ -268,7 +268,7 @@ TEST(Resume, WhatDoesNotFitIsFoundBeforeAnythingIsOverwritten) {
   dtensor::World world = dtensor::World::single();
   const auto dims = parallel::ParallelDims::make(config, world);
   train::Trainer trainer(config, resolve_model(config), dims);
-  const auto before = checkpoint::stage(trainer.weights(std::nullopt)).contents;
+  const auto before = checkpoint::stage(trainer.weights(std::nullopt)).tensors;
   EXPECT_THROW(trainer.restore(job.folder.path() / "run/checkpoint/step-2"), UserError);
   for (const auto& [name, tensor] : trainer.weights(std::nullopt).tensors) {
     EXPECT_TRUE(at::equal(tensor, before.at(name))) << name;
