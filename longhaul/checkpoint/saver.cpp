@@ -23,8 +23,8 @@ double seconds_since(Clock::time_point start) {
 struct Saver::Job {
   SaverOptions options;
   std::shared_ptr<const void> ranks_need;
-  dtensor::Communicator ranks;  // after what it needs
-  Snapshot staged = {};
+  dtensor::Communicator ranks;       // after what it needs
+  Snapshot saved = {};               // what is being saved, or was
   std::set<int64_t> others = {};     // steps of another history
   int64_t number = 0;                // of the save, from 1
   int64_t step = 0;                  // that it saves
@@ -107,21 +107,16 @@ void Saver::save(const Snapshot& snapshot) {
   job_->number += 1;
   job_->step = snapshot.step;
   const SaveOptions options = job_->save_options();
-  if (job_->options.mode == AsyncMode::kDisabled) {
-    try {
-      job_->done(checkpoint::save(job_->options.folder, snapshot, options), start);
-    } catch (const dtensor::CollectiveError& error) {
-      job_->fail_lost(error.what());
-    }
-    return;
-  }
-  job_->staged = stage(snapshot, options, std::move(job_->staged));
+  const bool at_once = job_->options.mode == AsyncMode::kDisabled;
+  job_->saved = at_once ? snapshot : stage(snapshot, options, std::move(job_->saved));
   std::packaged_task<void()> task([job = job_, options, start] {
-    const fs::path saved = checkpoint::save(job->options.folder, job->staged, options);
-    job->done(saved, start);
+    job->done(checkpoint::save(job->options.folder, job->saved, options), start);
   });
   under_way_ = task.get_future();
   thread_ = std::thread(std::move(task));
+  if (!at_once) return;
+  end_save();
+  job_->saved = {};
 }
 
 // Ends with an error when there is no progress any more; by then the ranks' own limit has ended a
@@ -141,15 +136,23 @@ void Saver::wait() {
   thread_.join();
 }
 
-// Waits for the save under way and keeps what it failed with, if all ranks know of it.
-void Saver::collect() {
-  if (!under_way_.valid()) return;
+// Waits for the save under way and throws what it failed with.
+void Saver::end_save() {
   wait();
   try {
     under_way_.get();
   } catch (const dtensor::CollectiveError& error) {
     job_->fail_lost(error.what());
+  }
+}
+
+// The same, but keeps what it failed with if all ranks know of it.
+void Saver::collect() {
+  if (!under_way_.valid()) return;
+  try {
+    end_save();
   } catch (const std::exception& error) {
+    if (job_->ended) throw;
     failure_ = error.what();
   }
 }

@@ -1,6 +1,6 @@
-// The checkpoints of a run, as it goes: saved at once, or copied and saved by a thread while
-// training goes on (checkpoint.async_mode). Older ones are deleted when a newer one is durable.
-// Called by train/ from one thread; ranks call it together.
+// The checkpoints of a run, as it goes: saved at once, or copied and saved while training goes on
+// (checkpoint.async_mode). Older ones are deleted when a newer one is durable. Called by train/
+// from one thread; ranks call it together.
 #pragma once
 
 #include <future>
@@ -41,7 +41,8 @@ class Saver {
   // as it is and is not counted by keep_latest_k. Says so.
   void goes_on_from(int64_t step);
 
-  // Saves, or starts to: then it returns when the copy is made. Waits first for a save under way;
+  // Saves, or starts to: then it returns when the copy is made. In both cases a thread writes, so
+  // that a disk that hangs cannot hold the caller for ever. Waits first for a save under way;
   // if that failed and nobody has asked about it, the log says so. Throws what save() and stage()
   // throw, and, as the other two, what ends the run: UserError, which names rank, save and step, if
   // the one under way must be given up, and CollectiveError if the ranks have lost one another in
@@ -57,6 +58,7 @@ class Saver {
  private:
   struct Job;
   void wait();
+  void end_save();
   void collect();
 
   // Shared with the thread, which outlives the Saver if it was given up.

@@ -222,19 +222,24 @@ TEST(Saver, RanksThatLoseOneAnotherEndTheRun) {
 
 TEST(Saver, AThreadThatIsGivenUpKeepsWhatItsGroupNeeds) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
-  const TempFolder folder;
-  std::weak_ptr<dtensor::CollectiveLog> log;
-  {
-    dtensor::World world = dtensor::World::single();
-    log = world.shared_log();
-    auto hasty = options(folder, AsyncMode::kCopy);
-    hasty.timeout = std::chrono::milliseconds(100);
-    const fault::Armed armed("checkpoint.tensor:3:hang");
-    Saver saver(hasty, alone(world), world.shared_log());
-    saver.save(make_snapshot(1));
-    EXPECT_THROW(saver.finish(), UserError);
+  for (const auto mode : {AsyncMode::kDisabled, AsyncMode::kCopy}) {
+    const TempFolder folder;
+    std::weak_ptr<dtensor::CollectiveLog> log;
+    {
+      dtensor::World world = dtensor::World::single();
+      log = world.shared_log();
+      auto hasty = options(folder, mode);
+      hasty.timeout = std::chrono::milliseconds(100);
+      const fault::Armed armed("checkpoint.tensor:3:hang");
+      Saver saver(hasty, alone(world), world.shared_log());
+      const std::string error = error_of<UserError>([&] {
+        saver.save(make_snapshot(1));
+        saver.finish();
+      });
+      EXPECT_THAT(error, HasSubstr("rank 0: save 1 (step 1): nothing was written to"));
+    }
+    EXPECT_FALSE(log.expired());
   }
-  EXPECT_FALSE(log.expired());
 }
 
 TEST(Saver, CopiesAreMadeIntoTheSameMemory) {
