@@ -16,6 +16,10 @@ struct Contents {
   // Each takes new memory, and where ranks write together `of` is a collective: asked one by one,
   // by all ranks for all tensors. Else all are at hand on the rank that writes them.
   bool fetched = false;
+  // What is written of them, of the planned dtype and shape; null: they themselves. Asked of the
+  // rank that writes it alone.
+  std::function<at::Tensor(const safetensors::TensorInfo& info, const at::Tensor& contents)>
+      encode = {};
   // See plan_turns().
   SourceOf source = {};
 };

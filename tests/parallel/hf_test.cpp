@@ -58,6 +58,30 @@ TEST_P(HfOnRanks, PublishedWeightsInAndOut) {
   }
 }
 
+// Scales too, where what is read is what was written before.
+TEST_P(HfOnRanks, Fp8InAndOutIsTheSame) {
+  const auto shape = config_with_blocks();
+  const TemporaryFolder folder;
+  const auto one_step = [&](const Layout& layout, const fs::path& from, const std::string& run,
+                            const LayoutJob& job) {
+    job.train(layout, run,
+              {"--model.hf_assets_path", folder.path().string(), "--training.steps", "1",
+               "--optimizer.lr", "1e-30", "--moe.bias_update_speed", "0", "--checkpoint.enable",
+               "--checkpoint.initial_load_path", from.string(), "--checkpoint.initial_load_in_hf",
+               "--checkpoint.initial_load_in_hf_quantized", "--checkpoint.last_save_in_hf",
+               "--checkpoint.export_dtype", "float8_e4m3fn"});
+    return job.folder() / run / "checkpoint/step-1-hf";
+  };
+  write_hf(folder.path(), published(random_weights(shape)), v3::to_hf_json(shape));
+  const LayoutJob job;
+  const fs::path first = one_step(Layout{}, folder.path(), "first", job);
+  const fs::path second = one_step(GetParam(), first, "second", job);
+  EXPECT_TRUE(read_hf(first).contains("model.layers.1.mlp.experts.5.up_proj.weight_scale_inv"));
+  for (const char* file : {"model-00001-of-00001.safetensors", "config.json"}) {
+    EXPECT_TRUE(read_file(second / file) == read_file(first / file)) << file;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, HfOnRanks,
                          ::testing::Values(Layout{}, Layout{.dp_shard = 4},
                                            Layout{.dp_shard = 2, .tp = 2},
