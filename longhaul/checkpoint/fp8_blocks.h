@@ -27,12 +27,13 @@ nlohmann::json quantization_config();
 std::vector<int64_t> scales_shape(at::IntArrayRef sizes);
 
 // The scales, F32, by which each block's largest magnitude becomes 448, the largest of F8_E4M3; of
-// a block of zeros it is 1, and none is below 2^-126. `weight_RC` is floating and finite in fp32.
-// The scales of what was quantized with them are the same bits. Takes the memory of 128 rows.
+// a block of zeros it is 1, and none is below 2^-126. Of a block with values that are not finite in
+// fp32 it is not finite. The scales of what was quantized with them are the same bits. Takes the
+// memory of 128 rows.
 at::Tensor block_scales(const at::Tensor& weight_RC);
 
-// `weight_RC` over its scales as F8_E4M3 [R, C]: to nearest, ties to even, and what would be above
-// 448 is 448. Takes the memory of the result and of 128 rows.
+// `weight_RC`, finite in fp32, over its scales as F8_E4M3 [R, C]: to nearest, ties to even, and
+// what would be above 448 is 448. Takes the memory of the result and of 128 rows.
 at::Tensor quantize(const at::Tensor& weight_RC, const at::Tensor& scales);
 
 // F8_E4M3 [R, C] times its scales, in fp32. `first_row` is the place of the first row in its block,

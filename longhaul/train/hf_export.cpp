@@ -66,17 +66,19 @@ bool is_finite_in_fp32(const at::Tensor& tensor) {
 
 // A tensor of an FP8 folder, of the view that it is planned for.
 at::Tensor encode_fp8(const safetensors::TensorInfo& info, const at::Tensor& view) {
-  const bool scales = info.name.ends_with(checkpoint::kScaleSuffix);
-  if (!is_finite_in_fp32(view)) {
-    fail_user(
-        "{} holds values that are not finite in float32, so it has no scales of FP8; take an older "
-        "checkpoint",
-        scales ? info.name.substr(0, info.name.rfind(checkpoint::kScaleSuffix)) : info.name);
-  }
-  if (scales) return checkpoint::block_scales(view);
+  const bool is_scales = info.name.ends_with(checkpoint::kScaleSuffix);
   const auto dtype = checkpoint::to_scalar_type(info.dtype);
-  if (dtype != at::kFloat8_e4m3fn) return view.to(dtype);
-  return checkpoint::quantize(view, checkpoint::block_scales(view));
+  const bool quantized = is_scales || dtype == at::kFloat8_e4m3fn;
+  // They are as finite as the largest magnitudes.
+  const at::Tensor scales = quantized ? checkpoint::block_scales(view) : at::Tensor();
+  if (!is_finite_in_fp32(quantized ? scales : view)) {
+    fail_user(
+        "{} holds values that are not finite in float32, and is not written as part of an FP8 "
+        "folder; take an older checkpoint",
+        is_scales ? info.name.substr(0, info.name.rfind(checkpoint::kScaleSuffix)) : info.name);
+  }
+  if (is_scales) return scales;
+  return quantized ? checkpoint::quantize(view, scales) : view.to(dtype);
 }
 
 std::optional<std::string> read_text(const fs::path& path) {

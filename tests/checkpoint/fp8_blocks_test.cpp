@@ -134,6 +134,17 @@ TEST(Fp8Blocks, OtherTypesByTheirValues) {
   EXPECT_TRUE(same_bits(Quantized(x.t().contiguous().t()), quantized));
 }
 
+// Of blocks of their own only.
+TEST(Fp8Blocks, ValuesThatAreNotFiniteHaveScalesThatAreNot) {
+  for (const double value : {std::nan(""), HUGE_VAL, -HUGE_VAL, 1e39}) {
+    at::Tensor x = at::ones({129, 129}, at::kDouble);
+    x[128][7] = value;
+    const at::Tensor finite = at::isfinite(block_scales(x));
+    EXPECT_EQ(finite.sum().item<int64_t>(), 3) << value;
+    EXPECT_FALSE(finite[1][0].item<bool>()) << value;
+  }
+}
+
 // With scales that are too small for it.
 TEST(Fp8Blocks, ValuesSaturate) {
   const at::Tensor x = at::full({2, 2}, -1e30, at::kFloat);
