@@ -151,7 +151,7 @@ TEST_F(Convert, IntoFp8AsPublished) {
   for (const std::string name : {"hf_base", "tt_mtp_yarn"}) {
     convert(golden(name), name + "/step-0");
     convert(path(name) / "step-0", name + "/fp8",
-            {.dtype = at::kFloat8_e4m3fn, .max_shard_bytes = 60'000});
+            {.dtype = at::kFloat8_e4m3fn, .max_shard_bytes = 20'000});
     const Tensors fp8 = read_hf(path(name) / "fp8");
     Tensors weights = golden_weights(name);
     if (name == "tt_mtp_yarn") {
@@ -174,7 +174,7 @@ TEST_F(Convert, IntoFp8AsPublished) {
     // What is read of it is written again bit by bit.
     convert(path(name) / "fp8", name + "/again/step-0", {.dtype = at::kFloat});
     convert(path(name) / "again/step-0", name + "/again_fp8",
-            {.dtype = at::kFloat8_e4m3fn, .max_shard_bytes = 60'000});
+            {.dtype = at::kFloat8_e4m3fn, .max_shard_bytes = 20'000});
     EXPECT_EQ(files_of(path(name) / "again_fp8"), files);
   }
 }
@@ -217,7 +217,7 @@ TEST_F(Convert, Fp8OfThreeRanksIsThatOfOneByteForByte) {
   convert(golden("hf_base"), "step-0");
   const auto saved = checkpoint::load(path("step-0"));
   const auto config = v3::parse_model_config(golden_json("hf_base"), "golden");
-  train::HfExportOptions options = {.fp8 = true, .max_shard_bytes = 60'000};
+  train::HfExportOptions options = {.fp8 = true, .max_shard_bytes = 20'000};
   train::export_hf(path("one"), saved, config, options);
   test::run_ranks(3, [&](dtensor::World& world) {
     const auto ranks = world.make_group("export", {0, 1, 2});
