@@ -1,8 +1,7 @@
 #include "longhaul/checkpoint/hf_weights.h"
 
-#include <algorithm>
-
 #include "longhaul/base/json.h"
+#include "longhaul/checkpoint/fp8_blocks.h"
 #include "longhaul/checkpoint/tensor_file.h"
 
 namespace longhaul::checkpoint {
@@ -11,14 +10,10 @@ namespace {
 using safetensors::DType;
 using safetensors::shape_text;
 
-constexpr const char* kScaleSuffix = "_scale_inv";
-
 bool is_floating(DType dtype) {
   return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16 ||
          dtype == DType::kF16;
 }
-
-int64_t blocks(int64_t size) { return (size + kQuantizationBlock - 1) / kQuantizationBlock; }
 
 // A key that is not there says nothing against the form that is supported.
 void check_value(const nlohmann::json& config, const char* key, const nlohmann::json& expected,
@@ -40,26 +35,14 @@ void check_quantization_config(const fs::path& folder) {
   if (!found->is_object()) {
     fail_user("{}: quantization_config is {}, no object", path.string(), found->dump());
   }
-  check_value(*found, "quant_method", "fp8", path.string());
-  check_value(*found, "fmt", "e4m3", path.string());
-  check_value(*found, "weight_block_size", {kQuantizationBlock, kQuantizationBlock}, path.string());
+  // How activations were scaled says nothing of the weights.
+  const auto supported = quantization_config();
+  for (const char* key : {"quant_method", "fmt", "weight_block_size"}) {
+    check_value(*found, key, supported.at(key), path.string());
+  }
 }
 
 }  // namespace
-
-at::Tensor dequantize(const at::Tensor& weight_RC, const at::Tensor& scales, int64_t first_row) {
-  const at::NoGradGuard no_grad;
-  at::Tensor result = weight_RC.to(at::kFloat);
-  const int64_t R = result.size(0), C = result.size(1);
-  for (int64_t row = 0; row < R;) {
-    const int64_t block = (first_row + row) / kQuantizationBlock;
-    const int64_t end = std::min((block + 1) * kQuantizationBlock - first_row, R);
-    const auto scale_C = scales[block].repeat_interleave(kQuantizationBlock);
-    result.narrow(0, row, end - row).mul_(scale_C.narrow(0, 0, C));
-    row = end;
-  }
-  return result;
-}
 
 HfWeights::HfWeights(const fs::path& path) : reader_(path) {
   std::string other;
@@ -107,7 +90,7 @@ std::string HfWeights::problem(const std::string& name) const {
   if (info.dtype != DType::kF32) {
     return fmt::format("{} is {}, expected F32", scale, safetensors::dtype_name(info.dtype));
   }
-  const std::vector<int64_t> expected = {blocks(sizes[0]), blocks(sizes[1])};
+  const std::vector<int64_t> expected = scales_shape(sizes);
   if (info.shape != expected) {
     return fmt::format("{} is {}, {} has {} blocks of 128 x 128", scale, shape_text(info.shape),
                        shape_text(sizes), shape_text(expected));
@@ -130,8 +113,8 @@ at::Tensor HfWeights::load_rows(const std::string& name, int64_t first, int64_t 
   const at::Tensor rows = reader_.load_rows(name, first, count);
   if (!quantized_.contains(name)) return rows;
   const int64_t block = first / kQuantizationBlock;
-  const at::Tensor scales =
-      reader_.load_rows(name + kScaleSuffix, block, blocks(first + count) - block);
+  const at::Tensor scales = reader_.load_rows(name + kScaleSuffix, block,
+                                              ceil_div(first + count, kQuantizationBlock) - block);
   return dequantize(rows, scales, first - block * kQuantizationBlock);
 }
 

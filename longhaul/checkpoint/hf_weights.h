@@ -1,10 +1,5 @@
-// The weights of a Hugging Face folder as numbers. FP8 weights as DeepSeek publishes them come with
-// scales of blocks (fp8_cast_bf16.py of the DeepSeek-V3 repository): `<name>` F8_E4M3 [R, C] and
-// `<name>_scale_inv` F32 [ceil(R / 128), ceil(C / 128)] mean
-//
-//   <name>[i, j] * <name>_scale_inv[i / 128, j / 128]
-//
-// Not a model: names are theirs. Called by train/.
+// The weights of a Hugging Face folder as numbers, of FP8 with scales of blocks, too
+// (fp8_blocks.h). Not a model: names are theirs. Called by train/.
 #pragma once
 
 #include <set>
@@ -12,13 +7,6 @@
 #include "longhaul/checkpoint/hf_reader.h"
 
 namespace longhaul::checkpoint {
-
-// Rows and columns of a block that shares a scale.
-inline constexpr int64_t kQuantizationBlock = 128;
-
-// F8_E4M3 [R, C] times its scales, in fp32. The last blocks may be ragged. `first_row` is the place
-// of the first row in its block, where the rows are part of more.
-at::Tensor dequantize(const at::Tensor& weight_RC, const at::Tensor& scales, int64_t first_row = 0);
 
 class HfWeights {
  public:

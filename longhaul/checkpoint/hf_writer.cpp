@@ -37,7 +37,17 @@ std::map<std::string, Place> places_of(const HfFolder& contents) {
   return places;
 }
 
-// The same on all ranks. Within a file larger elements come first, so that each tensor is aligned.
+// Whether each tensor of a file begins at a multiple of its element's size.
+bool all_aligned(const std::vector<TensorInfo>& tensors) {
+  int64_t offset = 0;
+  return std::all_of(tensors.begin(), tensors.end(), [&](const TensorInfo& info) {
+    const bool aligned = offset % safetensors::dtype_bytes(info.dtype) == 0;
+    offset += planned_bytes(info);
+    return aligned;
+  });
+}
+
+// The same on all ranks. In a file whose tensors would not be aligned, larger elements come first.
 std::vector<Shard> plan(const HfFolder& contents, const HfWriteOptions& options) {
   const size_t ranks = options.ranks == nullptr ? 1 : static_cast<size_t>(options.ranks->size());
   const int64_t share = ceil_div(total_bytes(contents), static_cast<int64_t>(ranks));
@@ -47,6 +57,7 @@ std::vector<Shard> plan(const HfFolder& contents, const HfWriteOptions& options)
   for (size_t i = 0; i < shards.size(); ++i) {
     shards[i].file = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
     shards[i].writer = static_cast<int>(i % ranks);
+    if (all_aligned(shards[i].tensors)) continue;
     std::stable_sort(shards[i].tensors.begin(), shards[i].tensors.end(),
                      [](const TensorInfo& a, const TensorInfo& b) {
                        return safetensors::dtype_bytes(a.dtype) > safetensors::dtype_bytes(b.dtype);
@@ -129,6 +140,7 @@ void Write::write_shards(const fs::path& place) {
   const Contents contents{
       .of = [&](const TensorInfo& info) { return fetch(info); },
       .fetched = true,
+      .encode = contents_.encode,
       .source = [&](const TensorInfo& info) { return places_.at(info.name).item; }};
   checkpoint::write_shards(shards_, contents,
                            {.folder = place,

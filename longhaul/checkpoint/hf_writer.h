@@ -27,10 +27,14 @@ struct HfItem {
 
 struct HfFolder {
   std::vector<HfItem> items;
-  // The contents of an item's tensors, in their order, shapes and dtypes. Asked in the same order,
-  // and again for an item that is divided among files, by all ranks that write together (so it may
-  // be a collective).
+  // The contents of an item's tensors, in their order and, but for `encode`, shapes and dtypes.
+  // Asked in the same order by all ranks that write together (so it may be a collective), and again
+  // for an item that is divided among files, or in one by the order of types.
   std::function<std::vector<at::Tensor>(const HfItem& item)> fetch;
+  // What is written of such contents; null: they themselves. Asked of the rank that writes it, for
+  // one tensor at a time.
+  std::function<at::Tensor(const safetensors::TensorInfo& info, const at::Tensor& contents)>
+      encode = {};
   // The other files by name; asked of the first rank.
   std::function<std::map<std::string, std::string>()> texts;
 };
@@ -50,7 +54,8 @@ struct HfWriteOptions {
 // Bytes of all tensors.
 int64_t total_bytes(const HfFolder& contents);
 
-// Takes the memory of one item, on ranks of two: one is written while the next is put together. On
+// Takes the memory of one item and of one encoded tensor, on ranks of two items: one is written
+// while the next is put together. On
 // an error (UserError: disk, permissions) nothing new is under the final name; where ranks write
 // together, all throw. Removes what earlier ones that died have left. A CollectiveError is as that
 // of save(). Fault points: hf_folder.tensor, .shard, .index, .rename.

@@ -22,8 +22,8 @@ using Count = std::function<void(int64_t bytes)>;
 class Lane {
  public:
   // Without `beside` on the caller's thread.
-  Lane(const ShardWriterOptions& options, bool beside, const Count& count)
-      : options_(options), beside_(beside), count_(count) {}
+  Lane(const Contents& contents, const ShardWriterOptions& options, bool beside, const Count& count)
+      : contents_(contents), options_(options), beside_(beside), count_(count) {}
 
   // The next tensor of the lane.
   void write(const Shard& shard, size_t index, const at::Tensor& contents);
@@ -36,6 +36,7 @@ class Lane {
   void write_now(const Shard& shard, size_t index, const at::Tensor& host);
   void close(const Shard& shard);
 
+  const Contents& contents_;
   const ShardWriterOptions& options_;
   const bool beside_;
   const Count& count_;
@@ -47,7 +48,9 @@ class Lane {
 void Lane::write(const Shard& shard, size_t index, const at::Tensor& contents) {
   const auto& info = shard.tensors[index];
   at::Tensor host;
-  background_.run_here([&] { host = on_host(contents, info); });
+  background_.run_here([&] {
+    host = on_host(contents_.encode ? contents_.encode(info, contents) : contents, info);
+  });
   const auto action = [this, &shard, index, host] { write_now(shard, index, host); };
   const bool is_last = index + 1 == shard.tensors.size();
   const bool beside = beside_ && (planned_bytes(info) >= kSmallBytes || is_last);
@@ -120,8 +123,8 @@ Manifest write_shards(const std::vector<Shard>& shards, const Contents& contents
       contents.gather(written_in_round(shards, turns, t, options.ranks->size()));
     }
     const bool own = turn.writer == rank;
-    Lane* lane =
-        own ? &lanes.try_emplace(turn.lane, options, beside, count).first->second : nullptr;
+    Lane* lane = own ? &lanes.try_emplace(turn.lane, contents, options, beside, count).first->second
+                     : nullptr;
     for (size_t i = turn.begin; i < turn.end; ++i) {
       const auto& info = shards[turn.shard].tensors[i];
       if (own || others_ask) {

@@ -19,6 +19,10 @@ struct Contents {
   // Where it is set, it is called before each round of turns, with the tensor that each rank writes
   // in it, or null; `of` is then asked for this rank's. Collective.
   std::function<void(const std::vector<const safetensors::TensorInfo*>& written)> gather = {};
+  // What is written of them, of the planned dtype and shape; null: they themselves. Asked of the
+  // rank that writes it alone.
+  std::function<at::Tensor(const safetensors::TensorInfo& info, const at::Tensor& contents)>
+      encode = {};
   // See plan_turns().
   SourceOf source = {};
 };

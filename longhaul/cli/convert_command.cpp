@@ -19,7 +19,10 @@ struct ConvertArguments {
 
 void convert(const ConvertArguments& arguments) {
   static const std::map<std::string, at::ScalarType> dtypes = {
-      {"float32", at::kFloat}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
+      {"float32", at::kFloat},
+      {"bfloat16", at::kBFloat16},
+      {"float16", at::kHalf},
+      {"float8_e4m3fn", at::kFloat8_e4m3fn}};
   train::ConvertOptions options;
   if (!arguments.dtype.empty()) options.dtype = dtypes.at(arguments.dtype);
   options.config = arguments.config;
@@ -53,8 +56,9 @@ void add_convert_command(CLI::App& app) {
       ->required();
   command
       ->add_option("--dtype", arguments->dtype,
-                   "Type of the weights; without it as they are, and bfloat16 for FP8")
-      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+                   "Type of the weights; without it as they are, and bfloat16 for FP8. "
+                   "float8_e4m3fn: a Hugging Face folder as DeepSeek publishes them")
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16", "float8_e4m3fn"}));
   command->add_option("--config", arguments->config,
                       "The model's config.json, instead of the one that comes with the weights");
   command->add_option("--assets", arguments->assets,

@@ -71,8 +71,9 @@ void add_checkpoint(std::vector<Option>& table) {
                  "Also write the weights of the last step as a Hugging Face folder, step-N-hf.");
   checkpoint.key("export_dtype", &S::export_dtype,
                  "Type of the weights in a last checkpoint that holds only the weights; float32 "
-                 "leaves them as they are.",
-                 one_of({"float16", "bfloat16", "float32"}));
+                 "leaves them as they are. float8_e4m3fn, which TorchTitan has not, is for the "
+                 "Hugging Face folder of last_save_in_hf alone: FP8 in blocks with scales.",
+                 one_of({"float16", "bfloat16", "float32", "float8_e4m3fn"}));
   checkpoint.key("async_mode", &S::async_mode, "Save while training goes on.",
                  one_of({"disabled", "async", "async_with_pinned_mem"}));
   checkpoint.key("keep_latest_k", &S::keep_latest_k, "Checkpoints to keep; 0 keeps all.",

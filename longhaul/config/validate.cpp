@@ -59,6 +59,12 @@ void check_checkpoint(const JobConfig& config) {
     fail_setting(config, "checkpoint.last_save_in_hf",
                  "needs checkpoint.last_save_model_only = true");
   }
+  if (checkpoint.export_dtype == "float8_e4m3fn" && !checkpoint.last_save_in_hf) {
+    fail_setting(
+        config, "checkpoint.export_dtype",
+        "float8_e4m3fn needs checkpoint.last_save_in_hf = true: only a Hugging Face folder "
+        "can be FP8, a step-N never is; for that take bfloat16");
+  }
 }
 
 void check_profiling(const JobConfig& config) {

@@ -139,6 +139,12 @@ Snapshot snapshot_of(const HfWeights& weights, const deepseek_v3::Model& model,
 }
 
 void import_weights(const fs::path& from, const fs::path& to, const ConvertOptions& options) {
+  if (options.dtype == at::kFloat8_e4m3fn) {
+    fail_user(
+        "'{}': a step folder is never FP8, which has too few digits to train on; leave --dtype out "
+        "(bfloat16 for what is FP8), or take float32",
+        to.string());
+  }
   const int64_t step = step_of(to);
   const HfWeights weights(from);
   const fs::path config_path = config_path_of(weights, options);
@@ -209,6 +215,7 @@ void export_weights(const fs::path& from, const fs::path& to, const ConvertOptio
     fail_user("{} does not fit its model: {}; name the config.json it was made with by --config",
               from.string(), misfits);
   }
+  const bool fp8 = options.dtype == at::kFloat8_e4m3fn;
   Snapshot weights{.step = reader.manifest().step, .model_only = true, .tensors = {}, .fetch = {}};
   const auto add = [&](const std::string& name, std::optional<at::ScalarType> dtype) {
     const auto& info = reader.info(name);
@@ -216,13 +223,16 @@ void export_weights(const fs::path& from, const fs::path& to, const ConvertOptio
         info.shape,
         at::device(at::kMeta).dtype(dtype.value_or(checkpoint::to_scalar_type(info.dtype))));
   };
-  for (const auto& parameter : model.parameters()) add(parameter.name, options.dtype);
+  for (const auto& parameter : model.parameters()) {
+    add(parameter.name, fp8 ? std::nullopt : options.dtype);
+  }
   for (const auto& bias : model.buffers()) add(bias.name, std::nullopt);
   weights.fetch = [&](const std::string& name) {
     return to_dtype(name, load_checked(reader, name), weights.tensors.at(name).scalar_type());
   };
   export_hf(to, weights, config,
             {.assets = assets_of(reader, options),
+             .fp8 = fp8,
              .max_shard_bytes = options.max_shard_bytes,
              .progress = options.progress});
 }

@@ -12,7 +12,7 @@ namespace longhaul::train {
 
 struct ConvertOptions {
   // Of the weights; router biases stay as they are. Nothing: as they are, and bfloat16 for what was
-  // quantized.
+  // quantized. float8_e4m3fn: of a Hugging Face folder only, see HfExportOptions::fp8.
   std::optional<at::ScalarType> dtype = {};
   // The model's config.json; empty: the one that comes with the weights.
   fs::path config = {};

@@ -1,10 +1,12 @@
 #include "longhaul/train/hf_export.h"
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/json.h"
 #include "longhaul/base/log.h"
+#include "longhaul/checkpoint/fp8_blocks.h"
 #include "longhaul/models/deepseek_v3/hf_adapter.h"
 #include "longhaul/train/resume.h"
 
@@ -42,19 +44,57 @@ std::vector<std::pair<std::string, at::Tensor>> views_of(const std::string& name
   return views;
 }
 
+// The tensors of the folder that a view becomes.
+std::vector<safetensors::TensorInfo> planned(const std::string& name, const at::Tensor& view,
+                                             bool fp8) {
+  const auto plan = [](const std::string& of, at::IntArrayRef sizes, at::ScalarType dtype) {
+    return checkpoint::describe_shape(of, at::empty(sizes, at::device(at::kMeta).dtype(dtype)));
+  };
+  const auto dtype = fp8 ? deepseek_v3::published_dtype(name) : view.scalar_type();
+  if (dtype != at::kFloat8_e4m3fn) return {plan(name, view.sizes(), dtype)};
+  return {plan(name + checkpoint::kScaleSuffix, checkpoint::scales_shape(view.sizes()), at::kFloat),
+          plan(name, view.sizes(), dtype)};
+}
+
+// Without memory for a mask.
+bool is_finite_in_fp32(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return true;
+  const auto [least, most] = at::aminmax(tensor);
+  const double limit = std::numeric_limits<float>::max();
+  return least.item<double>() >= -limit && most.item<double>() <= limit;
+}
+
+// A tensor of an FP8 folder, of the view that it is planned for.
+at::Tensor encode_fp8(const safetensors::TensorInfo& info, const at::Tensor& view) {
+  const bool is_scales = info.name.ends_with(checkpoint::kScaleSuffix);
+  const auto dtype = checkpoint::to_scalar_type(info.dtype);
+  const bool quantized = is_scales || dtype == at::kFloat8_e4m3fn;
+  // They are as finite as the largest magnitudes.
+  const at::Tensor scales = quantized ? checkpoint::block_scales(view) : at::Tensor();
+  if (!is_finite_in_fp32(quantized ? scales : view)) {
+    fail_user(
+        "{} holds values that are not finite in float32, and is not written as part of an FP8 "
+        "folder; take an older checkpoint",
+        is_scales ? info.name.substr(0, info.name.rfind(checkpoint::kScaleSuffix)) : info.name);
+  }
+  if (is_scales) return scales;
+  return quantized ? checkpoint::quantize(view, scales) : view.to(dtype);
+}
+
 std::optional<std::string> read_text(const fs::path& path) {
   std::error_code ignored;
   if (!fs::is_regular_file(path, ignored)) return std::nullopt;
   return read_file(path);
 }
 
-std::string config_json(const deepseek_v3::ModelConfig& config, at::ScalarType dtype,
+std::string config_json(const deepseek_v3::ModelConfig& config, at::ScalarType dtype, bool fp8,
                         const fs::path& assets) {
   auto json = nlohmann::ordered_json::parse(deepseek_v3::to_hf_json(config));
   json["torch_dtype"] = dtype == at::kBFloat16 ? "bfloat16"
                         : dtype == at::kHalf   ? "float16"
                         : dtype == at::kDouble ? "float64"
                                                : "float32";
+  if (fp8) json["quantization_config"] = checkpoint::quantization_config();
   const fs::path path = assets / "config.json";
   if (const auto text = read_text(path)) {
     const auto theirs = parse_json(*text, path.string());
@@ -87,7 +127,7 @@ void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
     const auto shape = at::empty(tensor.sizes(), tensor.options().device(at::kMeta));
     for (const auto& [hf_name, view] :
          views_of(name, shape, copies_of(name, copies, weights.tensors))) {
-      item.tensors.push_back(checkpoint::describe_shape(hf_name, view));
+      for (auto& info : planned(hf_name, view, options.fp8)) item.tensors.push_back(info);
     }
     contents.items.push_back(std::move(item));
   }
@@ -97,14 +137,16 @@ void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
     std::vector<at::Tensor> tensors;
     for (const auto& [name, view] :
          views_of(item.name, tensor, copies_of(item.name, copies, weights.tensors))) {
-      tensors.push_back(view);
+      tensors.insert(tensors.end(), planned(name, view, options.fp8).size(), view);
     }
     return tensors;
   };
+  if (options.fp8) contents.encode = encode_fp8;
   contents.texts = [&] {
     auto texts = carried_texts(options.assets);
-    const auto dtype = weights.tensors.at("lm_head.weight").scalar_type();
-    texts["config.json"] = config_json(config, dtype, options.assets);
+    const auto dtype =
+        options.fp8 ? at::kBFloat16 : weights.tensors.at("lm_head.weight").scalar_type();
+    texts["config.json"] = config_json(config, dtype, options.fp8, options.assets);
     return texts;
   };
   const int64_t total = checkpoint::total_bytes(contents);
@@ -126,6 +168,10 @@ std::optional<at::ScalarType> export_dtype(const JobConfig& config) {
   if (config.checkpoint.export_dtype == "bfloat16") return at::kBFloat16;
   if (config.checkpoint.export_dtype == "float16") return at::kHalf;
   return std::nullopt;
+}
+
+bool exports_fp8(const JobConfig& config) {
+  return config.checkpoint.export_dtype == "float8_e4m3fn";
 }
 
 at::Tensor to_dtype(const std::string& name, const at::Tensor& tensor, at::ScalarType dtype) {

@@ -18,15 +18,19 @@ struct HfExportOptions {
   // Where generation_config.json, the tokenizer's files and the token ids of a config.json are
   // taken from; what is not there is left out.
   fs::path assets = {};
+  // The projections as FP8 with scales of blocks and the others as DeepSeek publishes them
+  // (deepseek_v3::published_dtype()), whatever their dtypes here.
+  bool fp8 = false;
   int64_t max_shard_bytes = checkpoint::HfWriteOptions{}.max_shard_bytes;
   bool replace = false;
   const dtensor::Communicator* ranks = nullptr;
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};
 };
 
-// `weights`: parameters and router biases by our names, in the dtypes that are to be written.
-// UserError as write_hf_folder()'s. Collective over `ranks`; takes the memory of one
-// parameter, on ranks of two.
+// `weights`: parameters and router biases by our names, in the dtypes that are to be written but
+// for FP8. UserError as write_hf_folder()'s, and for FP8 if values are not finite in fp32.
+// Collective over `ranks`; takes the memory of one parameter, on ranks of two, and for FP8 of one
+// more tensor.
 void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
                const deepseek_v3::ModelConfig& config, const HfExportOptions& options);
 
@@ -34,8 +38,12 @@ void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
 // nothing here reads or purges it.
 fs::path hf_folder(const JobConfig& config, int64_t step);
 
-// checkpoint.export_dtype; nothing for float32, which leaves weights as they are.
+// checkpoint.export_dtype of weights on the way out; nothing for float32, which leaves them as they
+// are, and for float8_e4m3fn, which is quantized from them as they are.
 std::optional<at::ScalarType> export_dtype(const JobConfig& config);
+
+// Whether checkpoint.export_dtype asks for HfExportOptions::fp8.
+bool exports_fp8(const JobConfig& config);
 
 // `tensor` in another dtype. UserError, with its name, if values are too large for float16.
 at::Tensor to_dtype(const std::string& name, const at::Tensor& tensor, at::ScalarType dtype);

@@ -358,6 +358,7 @@ void Run::save_in_hf() {
   const fs::path folder = hf_folder(config_, trainer_.progress().step);
   export_hf(folder, trainer_.weights(export_dtype(config_)), trainer_.model().config(),
             {.assets = config_.model.hf_assets_path,
+             .fp8 = exports_fp8(config_),
              .replace = true,
              .ranks = trainer_.dims().all.get()});
   log::info("Hugging Face folder in {}", folder.string());

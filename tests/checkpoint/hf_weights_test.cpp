@@ -1,4 +1,4 @@
-// FP8 weights with scales of blocks, against a plain loop.
+// FP8 weights with scales of blocks in files, against a plain loop.
 #include "longhaul/checkpoint/hf_weights.h"
 
 #include <gmock/gmock.h>

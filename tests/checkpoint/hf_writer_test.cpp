@@ -105,6 +105,76 @@ TEST(HfWriter, EveryTensorIsAligned) {
   }
 }
 
+// Two pairs of a narrow tensor with a wide one before it, as FP8 weights with scales: `elements` of
+// the narrow ones.
+HfFolder pairs(int64_t elements, int& fetched) {
+  HfFolder contents;
+  for (const std::string name : {"a", "b"}) {
+    contents.items.push_back({name,
+                              {{name + ".wide", safetensors::DType::kF32, {1}},
+                               {name + ".narrow", safetensors::DType::kU8, {elements}}}});
+  }
+  contents.fetch = [&fetched, elements](const HfItem&) {
+    ++fetched;
+    return std::vector<at::Tensor>(2, at::full({elements}, 7, at::kDouble));
+  };
+  contents.encode = [](const safetensors::TensorInfo& info, const at::Tensor& tensor) {
+    return info.name.ends_with("wide") ? tensor.sum(0, /*keepdim=*/true).to(at::kFloat)
+                                       : tensor.to(at::kByte);
+  };
+  contents.texts = [] { return std::map<std::string, std::string>{}; };
+  return contents;
+}
+
+TEST(HfWriter, WhatIsEncodedIsFetchedOnceWhereItsTensorsStandTogether) {
+  for (const int64_t elements : {8, 7}) {
+    const TempFolder folder;
+    int fetched = 0;
+    write_hf_folder(folder / "out", pairs(elements, fetched));
+    EXPECT_EQ(fetched, elements == 8 ? 2 : 4) << "wide ones come first only if they must";
+    const HfReader reader(folder / "out");
+    for (const std::string name : {"a", "b"}) {
+      EXPECT_EQ(reader.load(name + ".wide").item<float>(), 7.0f * static_cast<float>(elements));
+      EXPECT_TRUE(at::equal(reader.load(name + ".narrow"), at::full({elements}, 7, at::kByte)));
+      EXPECT_EQ(reader.info(name + ".wide").begin % 4, 0);
+    }
+  }
+}
+
+TEST(HfWriter, OnlyTheRankThatWritesEncodes) {
+  const TempFolder folder;
+  std::atomic<int> encoded = 0;
+  test::run_ranks(3, [&](dtensor::World& world) {
+    const auto ranks = world.make_group("export", {0, 1, 2});
+    int fetched = 0;
+    HfFolder own = pairs(8, fetched);
+    own.encode = [&, encode = own.encode](const safetensors::TensorInfo& info,
+                                          const at::Tensor& tensor) {
+      ++encoded;
+      return encode(info, tensor);
+    };
+    write_hf_folder(folder / "out", own, {.min_shard_bytes = 1, .ranks = &ranks});
+  });
+  EXPECT_EQ(encoded, 4);
+  EXPECT_EQ(HfReader(folder / "out").names().size(), 4u);
+  // An error of one is an error of all, and leaves nothing.
+  std::atomic<int> failures = 0;
+  test::run_ranks(3, [&](dtensor::World& world) {
+    const auto ranks = world.make_group("export", {0, 1, 2});
+    int fetched = 0;
+    HfFolder own = pairs(8, fetched);
+    own.encode = [](const safetensors::TensorInfo& info, const at::Tensor&) -> at::Tensor {
+      fail_user("{} is no number", info.name);
+    };
+    const HfWriteOptions options = {.min_shard_bytes = 1, .ranks = &ranks};
+    EXPECT_THAT(error_of<UserError>([&] { write_hf_folder(folder / "wrong", own, options); }),
+                HasSubstr("is no number"));
+    ++failures;
+  });
+  EXPECT_EQ(failures, 3);
+  EXPECT_THAT(files_in(folder.path()), ElementsAre("out"));
+}
+
 // Shards end within a stack and between copies, and a tensor above the limit has its own.
 TEST(HfWriter, AnyLimitGivesTheSameTensors) {
   for (const int64_t limit : {1, 16, 32, 33, 47, 60, 99, 100}) {

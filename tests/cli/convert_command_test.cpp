@@ -41,6 +41,24 @@ TEST_F(ConvertCommand, ARunsWeightsThereAndBack) {
   EXPECT_EQ(text.status, 0) << text.err;
 }
 
+TEST_F(ConvertCommand, IntoFp8) {
+  expect_trained(train({"--validation.no_enable", "--checkpoint.last_save_in_hf",
+                        "--checkpoint.export_dtype", "float8_e4m3fn"}));
+  const auto out = run({"convert", "run/checkpoint", "fp8", "--dtype", "float8_e4m3fn"});
+  EXPECT_EQ(out.status, 0) << out.err;
+  const auto same = run({"checkpoint", "diff", "fp8", "run/checkpoint/step-6-hf"});
+  EXPECT_EQ(same.status, 0) << same.out << same.err;
+  const auto listed = run({"checkpoint", "show", "fp8"});
+  EXPECT_THAT(listed.out, HasSubstr("_scale_inv"));
+  EXPECT_THAT(listed.out, HasSubstr("F8_E4M3"));
+  fs::remove_all(path("again"));
+  expect_trained(train({"--validation.no_enable", "--job.dump_folder", "again",
+                        "--checkpoint.initial_load_path", "fp8", "--checkpoint.initial_load_in_hf",
+                        "--checkpoint.initial_load_in_hf_quantized"}));
+  expect_user_error(run({"convert", "fp8", "weights/step-0", "--dtype", "float8_e4m3fn"}),
+                    {"'weights/step-0': a step folder is never FP8", "leave --dtype out"});
+}
+
 TEST_F(ConvertCommand, Mistakes) {
   expect_user_error(run({"convert", "nowhere", "weights/step-0"}), {"'nowhere' does not exist"});
   expect_user_error(run({"convert", "nowhere"}), {"to is required"});

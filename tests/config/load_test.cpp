@@ -179,6 +179,10 @@ TEST(Load, ErrorsInAFile) {
       {"[training]\nlocal_batch_size = 4\nglobal_batch_size = 6\n",
        "job.toml:3: training.global_batch_size: 6 is not a multiple of training.local_batch_size "
        "4"},
+      {"[checkpoint]\nenable = true\nexport_dtype = \"float8_e4m3fn\"\n",
+       "job.toml:3: checkpoint.export_dtype: float8_e4m3fn needs checkpoint.last_save_in_hf = "
+       "true: "
+       "only a Hugging Face folder can be FP8, a step-N never is; for that take bfloat16"},
       {"[training]\ndataset = \"files\"\n",
        "job.toml:2: training.dataset: \"files\" needs training.dataset_path, the files or folder "
        "to "

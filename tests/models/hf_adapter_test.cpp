@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <map>
+
 #include "longhaul/base/error.h"
 #include "tests/models/tiny_model.h"
 #include "tests/support/hf_tensors.h"
@@ -34,6 +36,37 @@ TEST(HfViews, ExpertsOneByOneOthersAsTheyAre) {
   EXPECT_EQ(stacked[2].abs().max().item<double>(), 0.0) << "views, not copies";
   EXPECT_EQ(v3::hf_views("lm_head.weight", stacked).size(), 1U);
   EXPECT_EQ(v3::hf_views("model.layers.1.mlp.shared_experts.up_proj.weight", stacked).size(), 1U);
+}
+
+// All tensors of a layer of DeepSeek-V3.2-Exp, a dense one's MLP, and what stands around the
+// layers.
+TEST(PublishedDtype, OfEveryTensor) {
+  const std::map<at::ScalarType, std::vector<std::string>> published = {
+      {at::kFloat8_e4m3fn,
+       {"self_attn.q_a_proj.weight", "self_attn.q_b_proj.weight", "self_attn.q_proj.weight",
+        "self_attn.kv_a_proj_with_mqa.weight", "self_attn.kv_b_proj.weight",
+        "self_attn.o_proj.weight", "self_attn.indexer.wq_b.weight", "self_attn.indexer.wk.weight",
+        "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight",
+        "mlp.experts.255.gate_proj.weight", "mlp.experts.0.up_proj.weight",
+        "mlp.experts.7.down_proj.weight", "mlp.shared_experts.gate_proj.weight",
+        "mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight"}},
+      {at::kFloat,
+       {"mlp.gate.e_score_correction_bias", "self_attn.indexer.k_norm.weight",
+        "self_attn.indexer.k_norm.bias"}},
+      {at::kBFloat16,
+       {"input_layernorm.weight", "post_attention_layernorm.weight",
+        "self_attn.q_a_layernorm.weight", "self_attn.kv_a_layernorm.weight",
+        "self_attn.indexer.weights_proj.weight", "mlp.gate.weight", "eh_proj.weight",
+        "enorm.weight", "hnorm.weight", "embed_tokens.weight", "shared_head.norm.weight",
+        "shared_head.head.weight"}}};
+  for (const auto& [dtype, names] : published) {
+    for (const auto& name : names) {
+      EXPECT_EQ(v3::published_dtype("model.layers.61." + name), dtype) << name;
+    }
+  }
+  for (const char* name : {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}) {
+    EXPECT_EQ(v3::published_dtype(name), at::kBFloat16) << name;
+  }
 }
 
 TEST(LoadHf, RoundTrip) {

@@ -58,6 +58,35 @@ TEST_P(HfOnRanks, PublishedWeightsInAndOut) {
   }
 }
 
+// Values and scales: what is read was quantized before. (The step may turn a zero's sign.)
+TEST_P(HfOnRanks, Fp8InAndOutIsTheSame) {
+  const auto shape = config_with_blocks();
+  const TemporaryFolder folder;
+  write_hf(folder.path(), published(random_weights(shape)), v3::to_hf_json(shape));
+  const LayoutJob job;
+  const auto one_step = [&](const Layout& layout, const fs::path& from, const std::string& run) {
+    job.train(layout, run,
+              {"--model.hf_assets_path", folder.path().string(), "--training.steps", "1",
+               "--optimizer.lr", "1e-30", "--moe.bias_update_speed", "0", "--checkpoint.enable",
+               "--checkpoint.initial_load_path", from.string(), "--checkpoint.initial_load_in_hf",
+               "--checkpoint.initial_load_in_hf_quantized", "--checkpoint.last_save_in_hf",
+               "--checkpoint.export_dtype", "float8_e4m3fn"});
+    return job.folder() / run / "checkpoint/step-1-hf";
+  };
+  const fs::path first = one_step(Layout{}, folder.path(), "first");
+  const fs::path second = one_step(GetParam(), first, "second");
+  const Tensors expected = read_hf(first), saved = read_hf(second);
+  const std::string up_proj = "model.layers.1.mlp.experts.5.up_proj.weight";
+  EXPECT_EQ(expected.at(up_proj).scalar_type(), at::kFloat8_e4m3fn);
+  EXPECT_EQ(expected.at(up_proj + "_scale_inv").sizes(), (std::vector<int64_t>{2, 2}));
+  EXPECT_EQ(names_of(saved), names_of(expected));
+  for (const auto& [name, tensor] : expected) {
+    EXPECT_EQ(saved.at(name).scalar_type(), tensor.scalar_type()) << name;
+    EXPECT_TRUE(at::equal(saved.at(name).to(at::kDouble), tensor.to(at::kDouble))) << name;
+  }
+  EXPECT_EQ(read_file(second / "config.json"), read_file(first / "config.json"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, HfOnRanks,
                          ::testing::Values(Layout{}, Layout{.dp_shard = 4},
                                            Layout{.dp_shard = 2, .tp = 2},

@@ -1,10 +1,15 @@
 // There and back: the same bits.
 #include "longhaul/train/convert.h"
 
+#include <cmath>
+#include <map>
+
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/models/deepseek_v3/hf_adapter.h"
+#include "longhaul/train/hf_export.h"
 #include "longhaul/train/hf_import.h"
 #include "tests/support/log_capture.h"
+#include "tests/support/run_ranks.h"
 #include "tests/support/temp_folder.h"
 #include "tests/train/hf_fixture.h"
 
@@ -110,6 +115,119 @@ TEST_F(Convert, Fp8BecomesBfloat16OrWhatIsAskedFor) {
   const auto json = nlohmann::json::parse(read_file(path("b/back/config.json")));
   EXPECT_FALSE(json.contains("quantization_config"));
   EXPECT_EQ(json["torch_dtype"], "float32");
+}
+
+// The folders' files by name.
+std::map<std::string, std::string> files_of(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    files[entry.path().filename().string()] = read_file(entry.path());
+  }
+  return files;
+}
+
+// Types, names, scales and FP8 bits; scales may differ in the last bit.
+void expect_published(const Tensors& actual, const Tensors& weights) {
+  const Tensors expected = published(weights);
+  EXPECT_EQ(names_of(actual), names_of(expected));
+  for (const auto& [name, tensor] : expected) {
+    const at::Tensor found = actual.at(name);
+    ASSERT_EQ(found.sizes(), tensor.sizes()) << name;
+    if (tensor.scalar_type() == at::kFloat8_e4m3fn) {
+      EXPECT_TRUE(at::equal(found.view(at::kByte), tensor.view(at::kByte))) << name;
+    } else if (name.ends_with("_scale_inv")) {
+      EXPECT_EQ(found.scalar_type(), at::kFloat) << name;
+      EXPECT_TRUE(at::allclose(found, tensor, /*rtol=*/2e-7, /*atol=*/0)) << name;
+    } else {
+      const bool fp32 = name.ends_with("e_score_correction_bias") ||
+                        name.find("indexer.k_norm") != std::string::npos;
+      expect_identical_tensors({{name, found}}, {{name, fp32 ? tensor : tensor.to(at::kBFloat16)}});
+    }
+  }
+}
+
+// Blocks of other sizes than the parameters', experts that lie in several files, and the indexer.
+TEST_F(Convert, IntoFp8AsPublished) {
+  for (const std::string name : {"hf_base", "tt_mtp_yarn"}) {
+    convert(golden(name), name + "/step-0");
+    convert(path(name) / "step-0", name + "/fp8",
+            {.dtype = at::kFloat8_e4m3fn, .max_shard_bytes = 20'000});
+    const Tensors fp8 = read_hf(path(name) / "fp8");
+    Tensors weights = golden_weights(name);
+    if (name == "tt_mtp_yarn") {
+      const std::string layer = "model.layers.2.";
+      weights[layer + "embed_tokens.weight"] = weights.at("model.embed_tokens.weight");
+      weights[layer + "shared_head.head.weight"] = weights.at("lm_head.weight");
+      weights[layer + "shared_head.norm.weight"] = weights.at("model.norm.weight");
+    }
+    expect_published(fp8, weights);
+    const auto files = files_of(path(name) / "fp8");
+    EXPECT_GT(files.size(), 10u);
+    const auto json = nlohmann::json::parse(files.at("config.json"));
+    EXPECT_EQ(json["torch_dtype"], "bfloat16");
+    EXPECT_EQ(json["quantization_config"],
+              nlohmann::json::parse(R"({"activation_scheme": "dynamic", "fmt": "e4m3",
+                                        "quant_method": "fp8", "weight_block_size": [128, 128]})"));
+    const auto index = nlohmann::json::parse(files.at("model.safetensors.index.json"));
+    EXPECT_EQ(index["weight_map"].size(), fp8.size());
+
+    // What is read of it is written again bit by bit.
+    convert(path(name) / "fp8", name + "/again/step-0", {.dtype = at::kFloat});
+    convert(path(name) / "again/step-0", name + "/again_fp8",
+            {.dtype = at::kFloat8_e4m3fn, .max_shard_bytes = 20'000});
+    EXPECT_EQ(files_of(path(name) / "again_fp8"), files);
+  }
+}
+
+TEST_F(Convert, Bfloat16WeightsGoThroughFp8TheSame) {
+  convert(golden("hf_base"), "step-0", {.dtype = at::kBFloat16});
+  convert(path("step-0"), "fp8", {.dtype = at::kFloat8_e4m3fn});
+  convert(path("fp8"), "back/step-0");
+  EXPECT_EQ(checkpoint::load(path("back/step-0")).tensors.at("lm_head.weight").scalar_type(),
+            at::kBFloat16);
+  convert(path("back/step-0"), "again", {.dtype = at::kFloat8_e4m3fn});
+  EXPECT_EQ(files_of(path("again")), files_of(path("fp8")));
+}
+
+TEST_F(Convert, Fp8IsNoTypeOfAStepFolder) {
+  EXPECT_THAT(error(golden("hf_base"), "step-0", {.dtype = at::kFloat8_e4m3fn}),
+              AllOf(HasSubstr(path("step-0").string()), HasSubstr("never FP8"),
+                    HasSubstr("leave --dtype out")));
+  EXPECT_FALSE(fs::exists(path("step-0")));
+}
+
+TEST_F(Convert, WeightsWithoutScalesAreNamed) {
+  for (const std::string name :
+       {"model.layers.1.mlp.experts.3.up_proj.weight", "model.norm.weight"}) {
+    for (const double value : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+      Tensors weights = golden_weights("hf_base");
+      weights[name].view(-1)[5] = value;
+      write_hf(path("wrong"), weights, golden_json("hf_base"));
+      convert(path("wrong"), "step-0");
+      EXPECT_THAT(error(path("step-0"), "fp8", {.dtype = at::kFloat8_e4m3fn}),
+                  HasSubstr(name + " holds values that are not finite"));
+      EXPECT_FALSE(fs::exists(path("fp8")));
+      fs::remove_all(path("step-0"));
+    }
+  }
+}
+
+// Each rank writes a share of the files.
+TEST_F(Convert, Fp8OfThreeRanksIsThatOfOneByteForByte) {
+  convert(golden("hf_base"), "step-0");
+  const auto saved = checkpoint::load(path("step-0"));
+  const auto config = v3::parse_model_config(golden_json("hf_base"), "golden");
+  train::HfExportOptions options = {.fp8 = true, .max_shard_bytes = 20'000};
+  train::export_hf(path("one"), saved, config, options);
+  test::run_ranks(3, [&](dtensor::World& world) {
+    const auto ranks = world.make_group("export", {0, 1, 2});
+    train::HfExportOptions own = options;
+    own.ranks = &ranks;
+    train::export_hf(path("three"), saved, config, own);
+  });
+  const auto files = files_of(path("one"));
+  EXPECT_GT(files.size(), 10u);
+  EXPECT_EQ(files_of(path("three")), files);
 }
 
 TEST_F(Convert, DtypesOfBothDirections) {

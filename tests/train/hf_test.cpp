@@ -153,6 +153,31 @@ TEST(HfExport, TheLastWeightsOfARun) {
   EXPECT_TRUE(fs::exists(folder / "step-2-hf/config.json"));
 }
 
+// The step-N beside it stays as it is: nothing of ours is FP8.
+TEST(HfExport, Fp8IsOfTheFolderAlone) {
+  const GoldenJob job("hf_base", batches());
+  run(job.config({"--training.steps", "1", "--checkpoint.last_save_in_hf",
+                  "--checkpoint.export_dtype", "float8_e4m3fn"}));
+  const fs::path folder = job.folder.path() / "run/checkpoint";
+  const auto ours = checkpoint::load(folder / "step-1");
+  Tensors weights;
+  for (const auto& [name, tensor] : ours.tensors) {
+    EXPECT_EQ(tensor.scalar_type(), at::kFloat) << name;
+    for (const auto& [hf_name, view] : v3::hf_views(name, tensor)) weights[hf_name] = view;
+  }
+  const Tensors saved = read_hf(folder / "step-1-hf");
+  const Tensors expected = published(weights);
+  EXPECT_EQ(names_of(saved), names_of(expected));
+  for (const auto& [name, tensor] : expected) {
+    if (tensor.scalar_type() != at::kFloat8_e4m3fn) continue;
+    EXPECT_TRUE(at::equal(saved.at(name).view(at::kByte), tensor.view(at::kByte))) << name;
+  }
+  // A run reads it.
+  auto model = golden_shape();
+  EXPECT_EQ(load_error(model, folder / "step-1-hf"), "");
+  EXPECT_EQ(load_error(model, folder / "step-1-hf", /*quantized=*/false).empty(), false);
+}
+
 TEST(HfExport, OtherwiseTheLastWeightsKeepTheirType) {
   const GoldenJob job("hf_base", batches());
   run(job.config({"--training.steps", "1", "--training.dtype", "bfloat16"}));

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 
@@ -13,6 +14,14 @@
 
 namespace longhaul::deepseek_v3 {
 namespace {
+
+// What has these names is quantized in DeepSeek's FP8 folders. Not so the router, the indexer's
+// weights_proj, embedding, output head and eh_proj, and nothing that those folders do not have.
+constexpr std::array kFp8Projections = {"q_proj",    "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa",
+                                        "kv_b_proj", "o_proj",   "wq_b",     "wk",
+                                        "gate_proj", "up_proj",  "down_proj"};
+constexpr std::array kFp32Tensors = {".mlp.gate.e_score_correction_bias", ".indexer.k_norm.weight",
+                                     ".indexer.k_norm.bias"};
 
 // Hugging Face's name of an expert's tensor in the stack that we call `name`.
 std::string expert_name(const std::string& name, int64_t expert) {
@@ -76,6 +85,17 @@ std::vector<std::pair<std::string, Tensor>> hf_views(const std::string& name,
     views.emplace_back(expert_name(name, e), tensor.select(0, e));
   }
   return views;
+}
+
+at::ScalarType published_dtype(const std::string& hf_name) {
+  const bool fp8 =
+      std::any_of(kFp8Projections.begin(), kFp8Projections.end(), [&](const char* projection) {
+        return hf_name.ends_with(fmt::format(".{}.weight", projection));
+      });
+  if (fp8) return at::kFloat8_e4m3fn;
+  const bool fp32 = std::any_of(kFp32Tensors.begin(), kFp32Tensors.end(),
+                                [&](const char* end) { return hf_name.ends_with(end); });
+  return fp32 ? at::kFloat : at::kBFloat16;
 }
 
 std::vector<MtpCopy> mtp_copies(const ModelConfig& config) {

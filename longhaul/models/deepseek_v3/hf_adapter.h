@@ -17,6 +17,11 @@ namespace longhaul::deepseek_v3 {
 // names.
 std::vector<std::pair<std::string, Tensor>> hf_views(const std::string& name, const Tensor& tensor);
 
+// The type in which DeepSeek's FP8 folders (V3, V3.2-Exp) hold the tensor of this Hugging Face
+// name: F8_E4M3, with scales of blocks, the projections of attention, indexer, MLPs and experts;
+// fp32 the router's bias and the norm of the indexer's keys; bf16 all others.
+at::ScalarType published_dtype(const std::string& hf_name);
+
 // A tensor that each MTP layer of a published folder carries and we share with the trunk.
 struct MtpCopy {
   std::string copy, original;
