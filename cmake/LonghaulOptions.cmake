@@ -84,6 +84,15 @@ if(Libtorch_VERSION AND NOT Libtorch_VERSION VERSION_EQUAL 2.11.0)
   message(WARNING "libtorch ${Libtorch_VERSION} found; longhaul is tested with 2.11.0.")
 endif()
 
+# Arrow reads Parquet files. Where libtorch is another one than the set-up's, so may Arrow be.
+execute_process(COMMAND "${CMAKE_SOURCE_DIR}/scripts/arrow_path.sh"
+                OUTPUT_VARIABLE ARROW_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE)
+find_package(Arrow QUIET)
+if(NOT Arrow_FOUND)
+  message(FATAL_ERROR "Arrow (the wheel pyarrow) not found (looked in '${ARROW_ROOT}').\n"
+          "Run scripts/setup.sh, or set LONGHAUL_ARROW to the folder of pyarrow that holds include/.")
+endif()
+
 # The CUDA half of the wheel wants libraries of other wheels (cuSPARSELt, NVSHMEM, cuFile). Linked
 # without them the binary would not even start, so what the loader misses decides.
 function(longhaul_missing_libraries library out)
@@ -116,7 +125,7 @@ if(NOT LONGHAUL_CUDA STREQUAL "off")
     message(STATUS "longhaul: without CUDA: ${_no_cuda}")
   endif()
 endif()
-message(STATUS "longhaul: libtorch ${Libtorch_VERSION} in ${LIBTORCH_ROOT}, CUDA ${LONGHAUL_HAS_CUDA}")
+message(STATUS "longhaul: libtorch ${Libtorch_VERSION} in ${LIBTORCH_ROOT}, CUDA ${LONGHAUL_HAS_CUDA}, Arrow ${Arrow_VERSION}")
 
 # The torch wheel carries headers of a newer fmt than Debian's, which spdlog and our libraries are
 # built with. Debian's must win in every file: a folder with just that link stands before torch's.

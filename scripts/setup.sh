@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Installs what building and running longhaul needs on Debian 12: Debian packages, and libtorch from
-# the PyPI wheel in a virtual environment in a per-user cache. What is there already is left alone.
+# Installs what building and running longhaul needs on Debian 12: Debian packages, and libtorch and
+# Arrow (which reads Parquet) from their PyPI wheels in a virtual environment in a per-user cache.
+# What is there already is left alone.
 #   LONGHAUL_CACHE     another place for the cache (default: ~/.cache/longhaul)
 #   LONGHAUL_LIBTORCH  a libtorch 2.11 of your own (the folder with include/ and lib/): none is installed
+#   LONGHAUL_ARROW     an Arrow of your own (pyarrow's folder, with include/): none is installed
 #   LONGHAUL_CUDA      off: never install the wheels that libtorch's CUDA half needs
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,6 +13,7 @@ packages=(g++ cmake ninja-build ccache pkg-config python3 python3-venv git ca-ce
   libtomlplusplus-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libsimdjson-dev
   libpcre2-dev libicu-dev libxxhash-dev zlib1g-dev libzstd-dev libgtest-dev libgmock-dev libbenchmark-dev)
 torch_version=2.11.0
+arrow_wheel=pyarrow==26.0.1
 cache="${LONGHAUL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/longhaul}"
 
 say() { printf '%s\n' "setup: $*"; }
@@ -80,26 +83,41 @@ cuda_wheels() {
   fi
 }
 
+# install_wheels STAMP NAME WHEEL...: into the virtual environment, once.
+install_wheels() {
+  local venv="$cache/libtorch-$torch_version" name="$2" stamp wheels
+  stamp="$venv/$1"
+  shift 2
+  wheels="$*"
+  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wheels" ]; then
+    say "$name is there"
+    return
+  fi
+  mkdir -p "$cache"
+  [ -x "$venv/bin/pip" ] || run_phase "virtual environment" python3 -m venv "$venv"
+  run_phase "$name" "$venv/bin/pip" install --no-deps --disable-pip-version-check "$@"
+  echo "$wheels" >"$stamp"
+}
+
 install_libtorch() {
-  local venv="$cache/libtorch-$torch_version" stamp wheels
   if [ -n "${LONGHAUL_LIBTORCH:-}" ]; then
     say "libtorch: LONGHAUL_LIBTORCH = $LONGHAUL_LIBTORCH"
     return
   fi
-  wheels="torch==$torch_version nvidia-cuda-runtime==13.0.* nvidia-cuda-cupti==13.0.* $(cuda_wheels)"
-  stamp="$venv/.installed"
-  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wheels" ]; then
-    say "libtorch $torch_version is there"
+  # shellcheck disable=SC2046  # the wheels are words
+  install_wheels .installed "libtorch $torch_version (530 MB)" "torch==$torch_version" \
+    "nvidia-cuda-runtime==13.0.*" "nvidia-cuda-cupti==13.0.*" $(cuda_wheels)
+}
+
+install_arrow() {
+  if [ -n "${LONGHAUL_ARROW:-}" ]; then
+    say "Arrow: LONGHAUL_ARROW = $LONGHAUL_ARROW"
     return
   fi
-  mkdir -p "$cache"
-  run_phase "virtual environment" python3 -m venv "$venv"
-  # shellcheck disable=SC2086  # the wheels are words
-  run_phase "libtorch $torch_version (530 MB)" "$venv/bin/pip" install --no-deps \
-    --disable-pip-version-check $wheels
-  echo "$wheels" >"$stamp"
+  install_wheels .installed-arrow "Arrow (50 MB)" "$arrow_wheel"
 }
 
 install_packages
 install_libtorch
+install_arrow
 say "ready: cmake --preset release && cmake --build --preset release"

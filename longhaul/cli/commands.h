@@ -12,6 +12,7 @@ void add_checkpoint_command(CLI::App& app);
 void add_comm_command(CLI::App& app);
 void add_config_command(CLI::App& app);
 void add_convert_command(CLI::App& app);
+void add_data_command(CLI::App& app);
 void add_eval_command(CLI::App& app);
 void add_generate_command(CLI::App& app);
 void add_tokenizer_command(CLI::App& app);

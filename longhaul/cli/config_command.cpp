@@ -52,6 +52,7 @@ struct NamedPath {
 void print_missing_paths(const JobConfig& config) {
   std::vector<NamedPath> paths = {{"model.hf_assets_path", config.model.hf_assets_path},
                                   {"training.dataset_path", config.training.dataset_path, true}};
+  for (const auto& part : config.training.mix) paths.push_back({"training.mix", part.path, true});
   if (config.validation.enable) {
     paths.push_back({"validation.dataset_path", config.validation.dataset_path, true});
   }
@@ -62,7 +63,7 @@ void print_missing_paths(const JobConfig& config) {
   for (const auto& [key, path, is_list] : paths) {
     if (!path) continue;
     for (const auto& part : is_list ? data::split_paths(*path) : Strings{*path}) {
-      if (std::filesystem::exists(part)) continue;
+      if (is_list ? data::stands_for_something(part) : std::filesystem::exists(part)) continue;
       lines += fmt::format("  {}: {}: {}\n", config.origin_of(key).text(), key, part);
     }
   }

@@ -35,6 +35,7 @@ void add_commands(CLI::App& app) {
   add_comm_command(app);
   add_config_command(app);
   add_convert_command(app);
+  add_data_command(app);
   add_eval_command(app);
   add_generate_command(app);
   add_tokenizer_command(app);

@@ -66,9 +66,10 @@ std::vector<Rule> parallel_rules() {
 }
 
 std::vector<Rule> training_rules() {
-  const char* dataset = "is not built in; set it to \"files\" and give dataset_path";
+  const char* dataset = "is not built in; give dataset_path, where its files are on this machine";
   return {
-      {"training.dataset", [](auto& c) { return !is_available_dataset(c.training.dataset); },
+      {"training.dataset",
+       [](auto& c) { return c.training.mix.empty() && !is_available_dataset(c.training.dataset); },
        dataset},
       {"validation.dataset",
        [](auto& c) { return c.validation.enable && !is_available_dataset(c.validation.dataset); },
@@ -135,9 +136,6 @@ std::vector<Rule> note_rules() {
                 c.origin_of("training.mixed_precision_param").kind != Origin::Kind::kDefault;
        },
        "not used: training.dtype = \"float64\" computes in float64"},
-      {"training.dataloader.num_workers",
-       [](auto& c) { return c.training.dataloader.num_workers > 0; },
-       "no worker processes are started; batches are the same"},
   };
 }
 

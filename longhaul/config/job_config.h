@@ -17,6 +17,14 @@ using Strings = std::vector<std::string>;
 using Integers = std::vector<int64_t>;
 using StringLists = std::vector<Strings>;
 
+// One corpus of a mixture.
+struct MixPart {
+  std::string path;     // as training.dataset_path
+  double weight = 1.0;  // its share of the rows, beside the others' weights
+  bool operator==(const MixPart&) const = default;
+};
+using Mix = std::vector<MixPart>;
+
 // Where a value came from: the default, a line of the job file or the command line.
 struct Origin {
   enum class Kind { kDefault, kFile, kCommandLine };
@@ -117,6 +125,11 @@ struct Training {
   std::string nonfinite = "stop";
   std::string invalid_text = "stop";
   bool repeat = true;
+  std::string text_field = "text";
+  std::string packing = "concatenate";
+  std::string bad_documents = "error";
+  int64_t stream_above_mb = 1024;
+  Mix mix;
   DataLoader dataloader;
 };
 
@@ -263,6 +276,7 @@ struct Validation {
   int64_t seq_len = 2048;
   int64_t freq = 10;
   int64_t steps = -1;
+  double split = 0.0;
   DataLoader dataloader;
 };
 

@@ -47,6 +47,10 @@ std::string text_of(double value) {
   return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
 }
 
+std::string text_of(const MixPart& part) {
+  return fmt::format("{{ path = {}, weight = {} }}", text_of(part.path), text_of(part.weight));
+}
+
 template <typename T>
 std::string text_of(const std::vector<T>& list) {
   std::vector<std::string> parts;
@@ -66,6 +70,7 @@ struct TypeName {
   std::string operator()(const std::string&) const { return "str"; }
   std::string operator()(const Strings&) const { return "list of str"; }
   std::string operator()(const Integers&) const { return "list of int"; }
+  std::string operator()(const Mix&) const { return "list of { path, weight }"; }
   std::string operator()(const StringLists&) const { return "list of lists of str"; }
   template <typename T>
   std::string operator()(const std::optional<T>&) const {

@@ -14,7 +14,7 @@
 namespace longhaul {
 
 using Value =
-    std::variant<bool, int64_t, double, std::string, Strings, Integers, std::optional<int64_t>,
+    std::variant<bool, int64_t, double, std::string, Strings, Integers, Mix, std::optional<int64_t>,
                  std::optional<double>, std::optional<std::string>, std::optional<StringLists>>;
 
 // What a number or string may be. For a list the choices hold for each element.

@@ -8,8 +8,8 @@ namespace {
 template <typename Section>
 void add_dataloader(Section section) {
   using S = DataLoader;
-  section.key("num_workers", &S::num_workers, "Loader processes; batches do not depend on it.",
-              at_least(0));
+  section.key("num_workers", &S::num_workers,
+              "Threads that read and tokenise; 0: two. Batches do not depend on it.", at_least(0));
   section.key("persistent_workers", &S::persistent_workers, "Keep the workers between epochs.");
   section.key("pin_memory", &S::pin_memory, "Batches in page-locked memory.");
   section.key("prefetch_factor", &S::prefetch_factor, "Batches that each worker reads ahead.",
@@ -22,11 +22,29 @@ void add_training(std::vector<Option>& table) {
   using S = Training;
   training.key(
       "dataset", &S::dataset,
-      "files (alias text): each file under dataset_path is a document; tokenized: JSONL rows "
-      "of input_ids, labels, position_ids; the other names are known but not built in.",
+      "files (alias text): a corpus of text files, JSONL, Parquet or prepared tokens, told apart "
+      "by content; tokenized: JSONL rows of input_ids, labels, position_ids. TorchTitan's names "
+      "mean files where dataset_path says where they are; nothing is downloaded.",
       one_of(dataset_names()));
   training.key("dataset_path", &S::dataset_path,
-               "A folder, a file, or a comma separated list of these.");
+               "A folder, a file, a glob, or a comma separated list of these.");
+  training.own("mix", &S::mix,
+               "Several corpora instead of dataset_path, as [[training.mix]] tables: path, and "
+               "weight (default 1), the share of the rows.");
+  training.own("text_field", &S::text_field,
+               "The field of JSONL rows and the column of Parquet files that holds the text.");
+  training.own("packing", &S::packing,
+               "concatenate: documents one behind the other, cut every seq_len tokens; best_fit: "
+               "whole documents, placed where they fill a row best, and only longer ones cut.",
+               one_of({"concatenate", "best_fit"}));
+  training.own("bad_documents", &S::bad_documents,
+               "On a document that cannot be read (broken UTF-8, no text, a truncated file; of the "
+               "validation data too): error, or skip it with a warning.",
+               one_of({"error", "skip"}));
+  training.own("stream_above_mb", &S::stream_above_mb,
+               "Corpora above this size in MB of text are read as a stream, in bounded memory; "
+               "others are held in memory.",
+               at_least(0));
   training.key("local_batch_size", &S::local_batch_size, "Samples a rank takes at once.",
                at_least(1));
   training.key("global_batch_size", &S::global_batch_size,
@@ -78,14 +96,17 @@ void add_validation(std::vector<Option>& table) {
   using S = Validation;
   validation.key("enable", &S::enable, "Measure the loss on held-out data while training.");
   validation.key("dataset", &S::dataset, "As training.dataset.", one_of(dataset_names()));
-  validation.key("dataset_path", &S::dataset_path,
-                 "Folder, file or comma separated list of the data.");
+  validation.key("dataset_path", &S::dataset_path, "As training.dataset_path. Not with split.");
   validation.key("local_batch_size", &S::local_batch_size, "Samples a rank takes at once.",
                  at_least(1));
   validation.key("seq_len", &S::seq_len, "Tokens in a sample.", at_least(1));
   validation.key("freq", &S::freq, "Steps from one validation to the next.", at_least(1));
   validation.key("steps", &S::steps, "Batches in a validation; -1: all the data.",
                  minus_one_or_at_least(1));
+  validation.own("split", &S::split,
+                 "The share of the training corpus's documents, chosen by a hash of their text, "
+                 "that is held out for validation and never trained on; 0: none.",
+                 fraction_below_one());
   add_dataloader(OptionSection(
       table, "validation.dataloader", [](auto& c) -> auto& { return c.validation.dataloader; }));
 }

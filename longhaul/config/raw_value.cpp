@@ -22,6 +22,7 @@ struct Describe {
     return fmt::format("the string {}", toml_text(Value(value)));
   }
   std::string operator()(const std::vector<RawValue>&) const { return "a list"; }
+  std::string operator()(const RawTable&) const { return "a table"; }
   std::string operator()(const RawOther& other) const { return other.what; }
 };
 
@@ -121,6 +122,33 @@ struct Read<StringLists> {
   }
 };
 
+template <>
+struct Read<Mix> {
+  static constexpr const char* kExpected = "a list of tables with path and weight";
+  static Mix from(const RawValue& value) {
+    Mix mix;
+    for (const auto& element : held<std::vector<RawValue>>(value, kExpected)) {
+      mix.push_back(part(element));
+    }
+    return mix;
+  }
+
+ private:
+  static MixPart part(const RawValue& value) {
+    MixPart part;
+    for (const auto& [key, of_key] : held<RawTable>(value, kExpected)) {
+      if (key == "path") {
+        part.path = Read<std::string>::from(of_key);
+      } else if (key == "weight") {
+        part.weight = Read<double>::from(of_key);
+      } else {
+        throw Mismatch{&value, kExpected};
+      }
+    }
+    return part;
+  }
+};
+
 template <typename T>
 struct Read<std::optional<T>> {
   static std::optional<T> from(const RawValue& value) { return Read<T>::from(value); }
@@ -151,6 +179,12 @@ struct Check {
     if (names.empty() || std::find(names.begin(), names.end(), value) != names.end()) return "";
     return fmt::format("{} is not one of {}{}", toml_text(Value(value)), limits.text(),
                        did_you_mean(value, names));
+  }
+  std::string operator()(const MixPart& part) const {
+    if (part.path.empty()) return "a part has no path";
+    if (part.weight > 0 && std::isfinite(part.weight)) return "";
+    return fmt::format("the weight of \"{}\" is {}, expected a number above 0", part.path,
+                       toml_text(Value(part.weight)));
   }
   template <typename T>
   std::string operator()(const std::vector<T>& list) const {
@@ -231,7 +265,9 @@ void assign_word(const Option& option, const std::string& word, JobConfig& confi
     config.origins[option.key] = origin;
     return;
   }
-  if (type.starts_with("list")) {
+  if (type == "list of { path, weight }") {
+    assign(option, parse_toml_value(word, "command line: " + option.key), origin, config);
+  } else if (type.starts_with("list")) {
     assign(option, list_word(option, word, type == "list of int"), origin, config);
   } else if (type.starts_with("bool")) {
     assign(option, bool_word(word), origin, config);

@@ -11,13 +11,23 @@
 
 namespace longhaul {
 
-// Something no option takes: a date, a table. Its text names it: "a table".
+// Something no option takes: a date, a table that is no list's. Its text names it: "a table".
 struct RawOther {
   std::string what;
 };
 
+struct RawEntry;
+
+// A table inside a list: one of [[training.mix]].
+using RawTable = std::vector<RawEntry>;
+
 struct RawValue {
-  std::variant<bool, int64_t, double, std::string, std::vector<RawValue>, RawOther> data;
+  std::variant<bool, int64_t, double, std::string, std::vector<RawValue>, RawTable, RawOther> data;
+};
+
+struct RawEntry {
+  std::string key;
+  RawValue value;
 };
 
 // 'the string "100"', 'the integer 3', 'a list', ...

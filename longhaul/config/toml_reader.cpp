@@ -23,6 +23,8 @@ struct ParserAssertion {};
 namespace longhaul {
 namespace {
 
+RawTable to_raw_table(const toml::table& table);
+
 RawValue to_raw(const toml::node& node) {
   if (const auto* value = node.as_boolean()) return {value->get()};
   if (const auto* value = node.as_integer()) return {value->get()};
@@ -30,11 +32,20 @@ RawValue to_raw(const toml::node& node) {
   if (const auto* value = node.as_string()) return {value->get()};
   if (const auto* array = node.as_array()) {
     std::vector<RawValue> list;
-    for (const auto& element : *array) list.push_back(to_raw(element));
+    for (const auto& element : *array) {
+      const auto* table = element.as_table();
+      list.push_back(table ? RawValue{to_raw_table(*table)} : to_raw(element));
+    }
     return {list};
   }
   if (node.is_table()) return {RawOther{"a table"}};
   return {RawOther{"a date or time"}};
+}
+
+RawTable to_raw_table(const toml::table& table) {
+  RawTable entries;
+  for (const auto& [key, node] : table) entries.push_back({std::string(key.str()), to_raw(node)});
+  return entries;
 }
 
 void collect(const toml::table& table, const std::string& prefix, std::vector<TomlEntry>& out) {

@@ -33,6 +33,40 @@ void check_dataset(const JobConfig& config, const char* key, const std::string& 
   }
 }
 
+void check_mix(const JobConfig& config) {
+  const auto& training = config.training;
+  if (training.mix.empty()) return;
+  if (training.dataset_path) {
+    fail_setting(config, "training.dataset_path",
+                 "training.mix names the corpora; remove one of the two");
+  }
+  if (training.dataset == "tokenized") {
+    fail_setting(
+        config, "training.mix",
+        "mixes corpora of text, and training.dataset is \"tokenized\"; set it to \"files\"");
+  }
+}
+
+void check_packing(const JobConfig& config) {
+  if (config.training.packing != "best_fit" || config.training.document_mask) return;
+  fail_setting(config, "training.packing",
+               "\"best_fit\" packs whole documents that do not see one another; set "
+               "training.document_mask = true");
+}
+
+void check_split(const JobConfig& config) {
+  if (config.validation.split == 0) return;
+  if (config.validation.dataset_path) {
+    fail_setting(config, "validation.split",
+                 "takes documents of the training corpus, and validation.dataset_path names "
+                 "another one; remove one of the two");
+  }
+  if (config.training.dataset == "tokenized") {
+    fail_setting(config, "validation.split",
+                 "takes whole documents, which \"tokenized\" rows do not tell; set it to 0");
+  }
+}
+
 void check_batch(const JobConfig& config) {
   const auto& training = config.training;
   if (training.global_batch_size > 0 &&
@@ -118,14 +152,26 @@ void settle(JobConfig& config) {
     model.hf_assets_path = *model.tokenizer_path;
     config.origins["model.hf_assets_path"] = config.origin_of("model.tokenizer_path");
   }
-  if (config.training.dataset == "text") config.training.dataset = "files";
-  if (config.validation.dataset == "text") config.validation.dataset = "files";
+  const auto has_files = [](const std::string& dataset, const std::optional<std::string>& path) {
+    return dataset == "text" || (path && !path->empty() && dataset != "tokenized");
+  };
+  auto& training = config.training;
+  auto& validation = config.validation;
+  if (has_files(training.dataset, training.dataset_path)) training.dataset = "files";
+  if (has_files(validation.dataset, validation.dataset_path)) validation.dataset = "files";
+  if (validation.split > 0 && !validation.dataset_path) validation.dataset = "files";
 }
 
 void validate(const JobConfig& config) {
   check_converters(config);
-  check_dataset(config, "training.dataset", config.training.dataset, config.training.dataset_path);
-  if (config.validation.enable) {
+  check_mix(config);
+  if (config.training.mix.empty()) {
+    check_dataset(config, "training.dataset", config.training.dataset,
+                  config.training.dataset_path);
+  }
+  check_packing(config);
+  check_split(config);
+  if (config.validation.enable && config.validation.split == 0) {
     check_dataset(config, "validation.dataset", config.validation.dataset,
                   config.validation.dataset_path);
   }

@@ -1,8 +1,36 @@
 #include "longhaul/data/dataset.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "longhaul/base/error.h"
+#include "longhaul/base/rng.h"
 
 namespace longhaul::data {
+
+std::optional<int64_t> bytes_of_labels(const Row& row, int64_t seq_len,
+                                       std::span<const uint32_t> token_bytes) {
+  if (token_bytes.empty()) return std::nullopt;
+  int64_t bytes = 0;
+  for (size_t t = 0; t < static_cast<size_t>(seq_len); ++t) {
+    if (row.labels[t] == kIgnoredLabel) continue;
+    const auto id = static_cast<size_t>(row.labels[t]);
+    LONGHAUL_CHECK(id < token_bytes.size(), "label {} of {} tokens", id, token_bytes.size());
+    bytes += token_bytes[id];
+  }
+  return bytes;
+}
+
+std::vector<uint32_t> shuffled(size_t count, uint64_t seed, const std::string& name) {
+  const CounterRng rng(seed, name);
+  std::vector<uint64_t> keys(count);
+  for (size_t i = 0; i < count; ++i) keys[i] = rng.bits(i);
+  std::vector<uint32_t> order(count);
+  std::iota(order.begin(), order.end(), uint32_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
+  return order;
+}
 
 Row padding_row(const RowShape& shape) {
   const auto slots = static_cast<size_t>(shape.slots());
@@ -12,8 +40,7 @@ Row padding_row(const RowShape& shape) {
 }
 
 Row row_or_padding(const Dataset& dataset, uint64_t index) {
-  const auto rows = dataset.num_rows();
-  return rows && index >= *rows ? padding_row(dataset.shape()) : dataset.row(index);
+  return dataset.has_row(index) ? dataset.row(index) : padding_row(dataset.shape());
 }
 
 RowRange rows_of_rank(const StepRows& step) {

@@ -1,7 +1,7 @@
 // Rows of tokens by number: what training and validation read. A row's content depends on its
 // number only, so one number (the rows consumed so far) is the whole position of a run, whatever
-// the number of ranks was or will be. Implementations: packed_dataset.h, tokenized_dataset.h.
-// Called by train/.
+// the number of ranks was or will be. Implementations: packed_dataset.h, best_fit_dataset.h,
+// stream_dataset.h, mixed_dataset.h, tokenized_dataset.h. Called by train/.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct RowShape {
   int64_t slots() const { return seq_len + extra; }
 };
 
-// What one pass over the data holds, for the log.
+// What one pass over the data holds, for the log. Of a stream nothing is known beforehand: all 0.
 struct DatasetInfo {
   int64_t documents = 0;
   int64_t tokens = 0;
@@ -44,16 +44,31 @@ class Dataset {
   virtual ~Dataset() = default;
 
   // The row of that number, counted over all ranks and passes. Threads may call it at once.
-  // Error when num_rows() says that there is none.
+  // Error when there is none.
   virtual Row row(uint64_t index) const = 0;
-  // nullopt: the rows never end.
+  // Whether there is a row of that number. Then there are all before it.
+  virtual bool has_row(uint64_t index) const {
+    const auto rows = num_rows();
+    return !rows || index < *rows;
+  }
+  // nullopt: the rows never end, or, of a stream, their end was not reached yet. Once has_row() was
+  // false it is known.
   virtual std::optional<uint64_t> num_rows() const = 0;
+  // Rows of one pass. A stream reads on to the pass's end for it, if it has not been there.
+  virtual uint64_t rows_in_a_pass() const { return static_cast<uint64_t>(info().rows); }
   virtual DatasetInfo info() const = 0;
   virtual RowShape shape() const = 0;
   // Bytes of UTF-8 text that the labels of the row's first seq_len slots stand for, special tokens
   // counting nothing: the divisor of bits per byte. nullopt where the text is not known.
   virtual std::optional<int64_t> label_bytes(const Row& row) const = 0;
 };
+
+// Bytes of text of the labels of the first seq_len slots; nullopt if `token_bytes` is empty.
+std::optional<int64_t> bytes_of_labels(const Row& row, int64_t seq_len,
+                                       std::span<const uint32_t> token_bytes);
+
+// 0 .. count-1 in an order that (seed, name) alone decides.
+std::vector<uint32_t> shuffled(size_t count, uint64_t seed, const std::string& name);
 
 // A row without tokens, for ranks that have none left in the last step of a pass.
 Row padding_row(const RowShape& shape);

@@ -1,5 +1,7 @@
 #include "longhaul/data/file_list.h"
 
+#include <glob.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -44,6 +46,19 @@ void add_folder(const fs::path& folder, std::vector<CorpusFile>& files) {
   files.insert(files.end(), found.begin(), found.end());
 }
 
+// What a glob matches, by name; nothing for a path without wildcards.
+std::vector<std::string> matches_of(const std::string& pattern) {
+  if (pattern.find_first_of("*?[") == std::string::npos) return {};
+  glob_t found = {};
+  std::vector<std::string> paths;
+  if (::glob(pattern.c_str(), 0, nullptr, &found) == 0) {
+    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  }
+  ::globfree(&found);
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
 void add_path(const fs::path& path, std::vector<CorpusFile>& files) {
   if (!fs::exists(path))
     fail_user("'{}' does not exist{}", path.string(),
@@ -74,10 +89,19 @@ std::vector<std::string> split_paths(const std::string& paths) {
   return fs::exists(paths, error) ? std::vector{paths} : split_at_commas(paths);
 }
 
+bool stands_for_something(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path, error) || !matches_of(path).empty();
+}
+
 std::vector<CorpusFile> list_files(const std::string& paths) {
   std::vector<CorpusFile> files;
   try {
-    for (const auto& part : split_paths(paths)) add_path(part, files);
+    for (const auto& part : split_paths(paths)) {
+      const auto matches = fs::exists(part) ? std::vector<std::string>() : matches_of(part);
+      for (const auto& match : matches) add_path(match, files);
+      if (matches.empty()) add_path(part, files);
+    }
   } catch (const fs::filesystem_error& error) {
     fail_list(error.path1(), error.code());
   }

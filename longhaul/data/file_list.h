@@ -1,5 +1,5 @@
-// What a user calls a corpus: a folder, a file, or a comma separated list of these. Called by the
-// corpora, by the tokenizer command and by `config check`.
+// What a user calls a corpus: a folder, a file, a glob, or a comma separated list of these. Called
+// by the corpora, by the tokenizer command and by `config check`.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,13 @@ struct CorpusFile {
 // The parts of the list. A name that exists is taken as it stands, commas and all.
 std::vector<std::string> split_paths(const std::string& paths);
 
+// Whether the path exists, or is a glob (*, ?, [...]) that something matches.
+bool stands_for_something(const std::string& path);
+
 // The files in the order in which they are read: parts of the list as given, within a folder
-// (searched to any depth, hidden files and folders skipped) by path. UserError, naming the path,
-// for a part that does not exist or cannot be listed, and when there is no file at all.
+// (searched to any depth, hidden files and folders skipped) and of a glob by path. UserError,
+// naming the path, for a part that does not exist or cannot be listed, and when there is no file at
+// all.
 std::vector<CorpusFile> list_files(const std::string& paths);
 
 uint64_t total_bytes(const std::vector<CorpusFile>& files);

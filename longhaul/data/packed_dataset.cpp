@@ -4,25 +4,8 @@
 #include <numeric>
 
 #include "longhaul/base/error.h"
-#include "longhaul/base/rng.h"
 
 namespace longhaul::data {
-namespace {
-
-// 0 .. count-1 in an order that (seed, name) alone decides.
-std::vector<uint32_t> shuffled(size_t count, uint64_t seed, const std::string& name) {
-  const CounterRng rng(seed, name);
-  std::vector<uint64_t> keys(count);
-  for (size_t i = 0; i < count; ++i) keys[i] = rng.bits(i);
-  std::vector<uint32_t> order(count);
-  std::iota(order.begin(), order.end(), uint32_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
-  return order;
-}
-
-}  // namespace
-
 PackedDataset::PackedDataset(TokenizedCorpus corpus, const PackingOptions& options)
     : corpus_(std::move(corpus)), options_(options) {
   const RowShape shape = options.shape;
@@ -58,14 +41,7 @@ DatasetInfo PackedDataset::info() const {
 }
 
 std::optional<int64_t> PackedDataset::label_bytes(const Row& row) const {
-  if (corpus_.token_bytes.empty()) return std::nullopt;
-  int64_t bytes = 0;
-  for (size_t t = 0; t < static_cast<size_t>(options_.shape.seq_len); ++t) {
-    if (row.labels[t] != kIgnoredLabel) {
-      bytes += corpus_.token_bytes.at(static_cast<size_t>(row.labels[t]));
-    }
-  }
-  return bytes;
+  return bytes_of_labels(row, options_.shape.seq_len, corpus_.token_bytes);
 }
 
 uint64_t PackedDataset::document_begin(uint32_t document) const {

@@ -1,6 +1,6 @@
-// The dataset "files": documents packed into rows without gaps. A row takes seq_len + 1 + extra ids
-// of the stream of all documents and the next row starts seq_len later, so each token is predicted
-// once in a pass. Called where a run opens its data.
+// A corpus in memory as rows: documents packed into rows without gaps. A row takes seq_len + 1 +
+// extra ids of the stream of all documents and the next row starts seq_len later, so each token is
+// predicted once in a pass. Called where a run opens its data.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@ namespace longhaul::data {
 
 struct PackingOptions {
   RowShape shape;
+  bool best_fit = false;  // whole documents (best_fit_dataset.h), not concatenated ones
   // true: positions restart at each document, and the last token of a document (the end-of-text
   // token) predicts nothing. A document that a row's start cuts goes on at position 0, for the row
   // cannot see further back. false: plain concatenation, positions run through the row.
@@ -33,6 +34,7 @@ class PackedDataset : public Dataset {
   Row row(uint64_t index) const override;
   std::optional<uint64_t> num_rows() const override;
   DatasetInfo info() const override;
+  uint64_t rows_in_a_pass() const override;
   RowShape shape() const override { return options_.shape; }
   std::optional<int64_t> label_bytes(const Row& row) const override;
 
@@ -49,7 +51,6 @@ class PackedDataset : public Dataset {
     std::vector<bool> starts;
   };
 
-  uint64_t rows_in_a_pass() const;
   uint64_t place_of_row(uint64_t index) const;
   uint64_t document_begin(uint32_t document) const;
   std::shared_ptr<const Pass> make_pass(uint64_t number) const;

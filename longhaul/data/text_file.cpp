@@ -13,18 +13,32 @@ bool is_sound(std::string_view text) {
   return is_valid_utf8(text) && text.find('\0') == std::string_view::npos;
 }
 
+std::string describe_byte(unsigned char byte) {
+  return byte == 0 ? std::string("a NUL byte, which no text holds")
+                   : fmt::format("0x{:02X} is not UTF-8 here", byte);
+}
+
+size_t first_invalid(std::string_view text) {
+  return std::min(first_invalid_utf8(text), text.find('\0'));
+}
+
 [[noreturn]] void fail_invalid(const std::filesystem::path& path, std::string_view text) {
-  const size_t at = std::min(first_invalid_utf8(text), text.find('\0'));
+  const size_t at = first_invalid(text);
   const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(at), '\n');
-  const auto byte = static_cast<unsigned char>(text[at]);
   fail_user(
       "{}:{}: {} (byte {} of the file); convert the file to UTF-8, take it out of the data, or "
       "have it replaced by U+FFFD: training.invalid_text = \"replace\", or --invalid-text replace "
       "of `longhaul tokenizer train`",
-      path.string(), line,
-      byte == 0 ? std::string("a NUL byte, which no text holds")
-                : fmt::format("0x{:02X} is not UTF-8 here", byte),
-      at);
+      path.string(), line, describe_byte(static_cast<unsigned char>(text[at])), at);
+}
+
+}  // namespace
+
+std::string what_is_invalid(std::string_view text) {
+  if (is_sound(text)) return "";
+  const size_t at = first_invalid(text);
+  return fmt::format("{} (byte {} of the text)",
+                     describe_byte(static_cast<unsigned char>(text[at])), at);
 }
 
 std::string replace_invalid(std::string_view text) {
@@ -40,13 +54,14 @@ std::string replace_invalid(std::string_view text) {
   return out;
 }
 
-}  // namespace
-
-TextFile read_text_file(const std::filesystem::path& path, InvalidText on_invalid) {
-  std::string text = read_file(path);
+TextFile check_text(std::string text, const std::filesystem::path& path, InvalidText on_invalid) {
   if (is_sound(text)) return {std::move(text), false};
   if (on_invalid == InvalidText::kStop) fail_invalid(path, text);
   return {replace_invalid(text), true};
+}
+
+TextFile read_text_file(const std::filesystem::path& path, InvalidText on_invalid) {
+  return check_text(read_file(path), path, on_invalid);
 }
 
 }  // namespace longhaul::data

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 namespace longhaul::data {
 
@@ -18,8 +19,18 @@ struct TextFile {
   bool replaced = false;  // whether anything had to be
 };
 
-// UserError with file, line and byte for text that is not valid (kStop), and for an unreadable
-// file.
+// `text` of the file as it is or repaired. UserError with file, line and byte for text that is not
+// valid (kStop).
+TextFile check_text(std::string text, const std::filesystem::path& path, InvalidText on_invalid);
+
+// What is wrong with `text`, and where; empty if it is valid UTF-8 without NUL.
+std::string what_is_invalid(std::string_view text);
+
+// `text` with each ill-formed part and each NUL byte replaced by U+FFFD.
+std::string replace_invalid(std::string_view text);
+
+// The same of what the file holds. UserError with file, line and byte for text that is not valid
+// (kStop), and for an unreadable file.
 TextFile read_text_file(const std::filesystem::path& path, InvalidText on_invalid);
 
 }  // namespace longhaul::data

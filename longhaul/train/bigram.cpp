@@ -50,15 +50,16 @@ class Bigram {
 ValidationResult bigram_baseline(const data::Dataset& training, const data::Dataset& held_out,
                                  int64_t vocab_size, int64_t max_rows) {
   Bigram bigram(vocab_size);
-  for (int64_t i = 0; i < training.info().rows; ++i) {
-    bigram.count(training.row(static_cast<uint64_t>(i)), training.shape().seq_len);
+  const uint64_t in_a_pass = training.rows_in_a_pass();
+  for (uint64_t i = 0; i < in_a_pass; ++i) {
+    bigram.count(training.row(i), training.shape().seq_len);
   }
-  LONGHAUL_CHECK(held_out.num_rows().has_value(), "the held-out data is endless");
   double sum = 0;
   int64_t labels = 0, bytes = 0;
-  uint64_t rows = *held_out.num_rows();
-  if (max_rows >= 0) rows = std::min(rows, static_cast<uint64_t>(max_rows));
-  for (uint64_t i = 0; i < rows; ++i) {
+  const auto is_wanted = [&](uint64_t i) {
+    return (max_rows < 0 || i < static_cast<uint64_t>(max_rows)) && held_out.has_row(i);
+  };
+  for (uint64_t i = 0; is_wanted(i); ++i) {
     const data::Row row = held_out.row(i);
     for (int64_t t = 0; t < held_out.shape().seq_len; ++t) {
       if (row.labels[t] < 0) continue;

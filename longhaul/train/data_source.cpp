@@ -8,11 +8,12 @@
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
 #include "longhaul/base/progress.h"
-#include "longhaul/base/quiet.h"
 #include "longhaul/base/text.h"
 #include "longhaul/data/corpus.h"
 #include "longhaul/data/file_list.h"
-#include "longhaul/data/packed_dataset.h"
+#include "longhaul/data/mixed_dataset.h"
+#include "longhaul/data/source.h"
+#include "longhaul/data/stream_dataset.h"
 #include "longhaul/data/tokenized_dataset.h"
 #include "longhaul/train/setup.h"
 
@@ -20,6 +21,16 @@ namespace longhaul::train {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Held-out documents are few, and validation reads them again and again.
+constexpr uint64_t kHeldOutChunkBytes = uint64_t{4} << 20;
+
+// The setting that names the data, for messages.
+std::string setting_of(const DataRequest& request, const JobConfig& config) {
+  const bool mixed = request.dataset == "files" && !config.training.mix.empty() &&
+                     (request.key == "training" || request.split.held_out);
+  return mixed ? "training.mix" : request.key + ".dataset_path";
+}
 
 fs::path tokenizer_place(const JobConfig& config) {
   return config.model.tokenizer_path.value_or(config.model.hf_assets_path);
@@ -29,81 +40,147 @@ bool holds_tokenizer(const fs::path& place) {
   return fs::is_regular_file(place) || fs::exists(place / "tokenizer.json");
 }
 
-data::TokenizedCorpus tokenize(const std::vector<data::CorpusFile>& files,
-                               const DataRequest& request, const JobConfig& config) {
-  const data::Tokenizer tokenizer = load_tokenizer(config);
-  check_tokenizer_fits(tokenizer, request.vocab_size);
-  std::unique_ptr<ProgressLine> line;
-  data::TokenizeOptions options;
-  if (request.replace_invalid) options.on_invalid = data::InvalidText::kReplace;
-  options.progress = [&, quiet = is_quiet()](int64_t done, int64_t total) {
-    if (!line) {
-      const Quiet as_the_caller(quiet);  // this is a thread of the tokenizer's
-      line = std::make_unique<ProgressLine>("tokenizing " + request.key + " data", total,
-                                            ProgressLine::Unit::kBytes);
-    }
-    line->update(done);
-  };
-  auto corpus = data::tokenize_files(files, tokenizer, options);
-  if (line) line->finish();
+// The tokenizer that the sources' text needs; of prepared tokens, none. UserError if it is not the
+// one that prepared tokens were made with.
+std::optional<data::Tokenizer> tokenizer_for(const data::Sources& sources,
+                                             const DataRequest& request, const JobConfig& config) {
+  const auto tokenizer =
+      sources.needs_tokenizer() ? load_tokenizer(config) : find_tokenizer(config);
+  if (tokenizer) check_tokenizer_fits(*tokenizer, request.vocab_size);
+  if (!sources.vocabulary) return tokenizer;
+  const std::string setting = setting_of(request, config);
+  if (tokenizer && tokenizer->fingerprint() != sources.vocabulary->fingerprint) {
+    fail_setting(config, setting,
+                 "the tokens were prepared with another tokenizer than the job's; prepare them "
+                 "anew, or set model.hf_assets_path to the tokenizer they were made with");
+  }
+  if (sources.vocabulary->size > request.vocab_size) {
+    fail_setting(
+        config, setting,
+        fmt::format("the tokens are of a vocabulary of {}, but the model's ends at {}; take the "
+                    "model that belongs to the tokenizer, or one with a larger vocab_size",
+                    sources.vocabulary->size, request.vocab_size));
+  }
+  return tokenizer;
+}
+
+data::TokenizedCorpus tokenize(const data::Sources& sources,
+                               const std::optional<data::Tokenizer>& tokenizer,
+                               const DataRequest& request, data::BadDocuments& bad) {
+  ProgressLine line("tokenizing " + request.key + " data",
+                    static_cast<int64_t>(sources.disk_bytes()), ProgressLine::Unit::kBytes);
+  const data::TokenizeOptions options{
+      .num_threads = request.num_threads,
+      .documents = request.documents,
+      .split = request.split,
+      .progress = [&](int64_t done, int64_t) { line.update(done); }};
+  auto corpus = data::tokenize(sources, tokenizer ? &*tokenizer : nullptr, options, bad);
+  line.finish();
   return corpus;
 }
 
-// The files of dataset_path; errors name the setting and its place.
-std::vector<data::CorpusFile> files_of(const DataRequest& request, const JobConfig& config) {
-  return name_setting(config, request.key + ".dataset_path",
-                      [&] { return data::list_files(*request.path); });
+// With one token a document there is nothing to predict but the document's end.
+void check_amount(const data::DatasetInfo& info, const MixPart& part, const DataRequest& request,
+                  const JobConfig& config) {
+  const std::string setting = setting_of(request, config);
+  if (info.tokens <= 2 * info.documents) {
+    fail_setting(config, setting,
+                 fmt::format("'{}' holds one token a document, from which nothing can be learnt; "
+                             "give more text",
+                             part.path));
+  }
+  if (request.packing.repeat && info.tokens < request.packing.shape.seq_len) {
+    log::warn("{}: '{}' holds {} tokens, less than one sample of {}: each sample repeats it",
+              setting, part.path, with_commas(info.tokens),
+              with_commas(request.packing.shape.seq_len));
+  }
+}
+
+void report(const data::DatasetInfo& info, const DataRequest& request) {
+  log::info("{} data: {} documents, {} tokens, {} rows of {} in a pass", request.key,
+            with_commas(info.documents), with_commas(info.tokens), with_commas(info.rows),
+            request.packing.shape.seq_len);
+}
+
+std::unique_ptr<data::Dataset> open_corpus(const MixPart& part, size_t number,
+                                           const DataRequest& request, const JobConfig& config) {
+  auto bad = std::make_unique<data::BadDocuments>(request.documents.skip_bad);
+  auto sources = name_setting(config, setting_of(request, config), [&] {
+    return data::list_sources(part.path, request.documents, *bad);
+  });
+  const auto tokenizer = tokenizer_for(sources, request, config);
+  if (sources.text_bytes() <= request.stream_above) {
+    auto dataset = data::pack(tokenize(sources, tokenizer, request, *bad), request.packing);
+    check_amount(dataset->info(), part, request, config);
+    report(dataset->info(), request);
+    return dataset;
+  }
+  log::info("{} data: {} in {} files, about {} of text, read as a stream", request.key, part.path,
+            with_commas(static_cast<int64_t>(sources.files.size())),
+            human_bytes(static_cast<double>(sources.text_bytes())));
+  data::StreamOptions options{.packing = request.packing,
+                              .chunks = {.documents = request.documents, .split = request.split},
+                              .num_threads = request.num_threads,
+                              .row_counts = request.row_counts};
+  if (request.split.held_out) options.chunks.chunk_bytes = kHeldOutChunkBytes;
+  if (options.row_counts && number > 0) options.row_counts->path += fmt::format(".{}", number);
+  return std::make_unique<data::StreamDataset>(std::move(sources), tokenizer, options,
+                                               std::move(bad));
 }
 
 std::unique_ptr<data::Dataset> open_files(const DataRequest& request, const JobConfig& config) {
-  const auto files = files_of(request, config);
-  const data::PackingOptions options{.shape = request.shape,
-                                     .document_mask = request.document_mask,
-                                     .shuffle = request.shuffle,
-                                     .seed = request.seed,
-                                     .repeat = request.repeat};
-  return std::make_unique<data::PackedDataset>(tokenize(files, request, config), options);
+  std::vector<std::unique_ptr<data::Dataset>> members;
+  std::vector<double> weights;
+  for (const auto& part : request.parts) {
+    members.push_back(open_corpus(part, members.size(), request, config));
+    weights.push_back(part.weight);
+  }
+  if (members.size() == 1) return std::move(members[0]);
+  return std::make_unique<data::MixedDataset>(std::move(members), weights);
 }
 
 std::unique_ptr<data::Dataset> open_tokenized(const DataRequest& request, const JobConfig& config) {
-  const data::TokenizedOptions options{.shape = request.shape,
+  const data::TokenizedOptions options{.shape = request.packing.shape,
                                        .vocab_size = narrow<int32_t>(request.vocab_size),
-                                       .repeat = request.repeat};
-  return std::make_unique<data::TokenizedDataset>(files_of(request, config), options);
+                                       .repeat = request.packing.repeat};
+  const std::string& path = request.parts[0].path;
+  const std::string setting = setting_of(request, config);
+  const auto files = name_setting(config, setting, [&] { return data::list_files(path); });
+  auto dataset = std::make_unique<data::TokenizedDataset>(files, options);
+  const auto info = dataset->info();
+  if (info.labels == 0) {
+    fail_setting(config, setting,
+                 fmt::format("'{}' has no label that counts: all are -100 or padding, and nothing "
+                             "can be learnt or measured",
+                             path));
+  }
+  report(info, request);
+  return dataset;
 }
 
-DataRequest request_of(const char* key, const std::string& dataset,
-                       const std::optional<std::string>& path, const JobConfig& config) {
+DataRequest request_of(const char* key, const std::string& dataset, const JobConfig& config) {
+  const auto& training = config.training;
   DataRequest request;
   request.key = key;
   request.dataset = dataset;
-  request.path = path;
-  request.document_mask = config.training.document_mask;
-  request.replace_invalid = config.training.invalid_text == "replace";
-  request.seed = seed_of(config);
+  request.packing = {.best_fit = training.packing == "best_fit",
+                     .document_mask = training.document_mask,
+                     .seed = seed_of(config)};
+  request.documents = {.text_field = training.text_field,
+                       .on_invalid = training.invalid_text == "replace"
+                                         ? data::InvalidText::kReplace
+                                         : data::InvalidText::kStop,
+                       .skip_bad = training.bad_documents == "skip"};
+  request.split = {.fraction = config.validation.split};
+  request.stream_above = static_cast<uint64_t>(training.stream_above_mb) * 1'000'000;
   return request;
 }
 
-// With one token a document there is nothing to predict but the document's end.
-void check_amount(const data::DatasetInfo& info, const DataRequest& request,
-                  const JobConfig& config) {
-  const std::string key = request.key + ".dataset_path";
-  if (request.dataset == "tokenized" && info.labels == 0) {
-    fail_setting(config, key,
-                 fmt::format("'{}' has no label that counts: all are -100 or padding, and nothing "
-                             "can be learnt or measured",
-                             *request.path));
-  }
-  if (request.dataset != "tokenized" && info.tokens <= 2 * info.documents) {
-    fail_setting(config, key,
-                 fmt::format("'{}' holds one token a document, from which nothing can be learnt; "
-                             "give more text",
-                             *request.path));
-  }
-  if (request.repeat && info.tokens < request.shape.seq_len) {
-    log::warn("{}: '{}' holds {} tokens, less than one sample of {}: each sample repeats it", key,
-              *request.path, with_commas(info.tokens), with_commas(request.shape.seq_len));
-  }
+Mix parts_of(const std::optional<std::string>& path) { return path ? Mix{{*path, 1.0}} : Mix{}; }
+
+int threads_of(const DataLoader& loader) {
+  constexpr int kDefault = 2;
+  return loader.num_workers > 0 ? narrow<int>(loader.num_workers) : kDefault;
 }
 
 }  // namespace
@@ -132,42 +209,41 @@ void check_tokenizer_fits(const data::Tokenizer& tokenizer, int64_t vocab_size) 
 }
 
 DataRequest training_data(const JobConfig& config, int64_t vocab_size, int64_t mtp_modules) {
-  DataRequest request =
-      request_of("training", config.training.dataset, config.training.dataset_path, config);
-  request.shape = {config.training.seq_len, mtp_modules};
-  request.repeat = config.training.repeat;
+  const auto& training = config.training;
+  DataRequest request = request_of("training", training.dataset, config);
+  request.parts = training.mix.empty() ? parts_of(training.dataset_path) : training.mix;
+  request.packing.shape = {training.seq_len, mtp_modules};
+  request.packing.shuffle = true;
+  request.packing.repeat = training.repeat;
   request.vocab_size = vocab_size;
+  request.num_threads = threads_of(training.dataloader);
   return request;
 }
 
 DataRequest validation_data(const JobConfig& config, int64_t vocab_size, int64_t mtp_modules) {
-  DataRequest request =
-      request_of("validation", config.validation.dataset, config.validation.dataset_path, config);
-  request.shape = {config.validation.seq_len, mtp_modules};
+  const auto& validation = config.validation;
+  DataRequest request = request_of("validation", validation.dataset, config);
+  request.parts = parts_of(validation.dataset_path);
+  // Another corpus than the training's is taken whole.
+  if (!validation.dataset_path && validation.split > 0) {
+    request.parts = training_data(config, vocab_size, mtp_modules).parts;
+    request.split.held_out = true;
+  } else {
+    request.split = {};
+  }
+  request.packing.shape = {validation.seq_len, mtp_modules};
+  request.packing.repeat = false;
   request.vocab_size = vocab_size;
-  request.shuffle = false;
-  request.repeat = false;
+  request.num_threads = threads_of(validation.dataloader);
   return request;
 }
 
 std::unique_ptr<data::Dataset> open_data(const DataRequest& request, const JobConfig& config) {
-  if (!request.path) {
+  if (request.parts.empty()) {
     fail_user("{0}.dataset = \"{1}\" needs {0}.dataset_path", request.key, request.dataset);
   }
-  auto dataset = request.dataset == "tokenized" ? open_tokenized(request, config)
-                                                : open_files(request, config);
-  const auto info = dataset->info();
-  if (info.max_id >= request.vocab_size) {
-    fail_user(
-        "{}: the data holds token {}, but the model's vocabulary ends at {}; take the tokenizer "
-        "that belongs to the model, or a model with a larger vocab_size",
-        *request.path, info.max_id, request.vocab_size - 1);
-  }
-  check_amount(info, request, config);
-  log::info("{} data: {} documents, {} tokens, {} rows of {} in a pass", request.key,
-            with_commas(info.documents), with_commas(info.tokens), with_commas(info.rows),
-            request.shape.seq_len);
-  return dataset;
+  return request.dataset == "tokenized" ? open_tokenized(request, config)
+                                        : open_files(request, config);
 }
 
 deepseek_v3::Batch load_batch(const data::Dataset& dataset, uint64_t first, int64_t count) {

@@ -8,6 +8,7 @@
 
 #include "longhaul/config/job_config.h"
 #include "longhaul/data/dataset.h"
+#include "longhaul/data/stream_dataset.h"
 #include "longhaul/data/tokenizer.h"
 #include "longhaul/models/deepseek_v3/batch.h"
 
@@ -22,23 +23,26 @@ std::optional<data::Tokenizer> find_tokenizer(const JobConfig& config);
 void check_tokenizer_fits(const data::Tokenizer& tokenizer, int64_t vocab_size);
 
 struct DataRequest {
-  std::string key;                  // "training" or "validation", for messages
-  std::string dataset;              // "files", "text" or "tokenized"
-  std::optional<std::string> path;  // dataset_path
-  data::RowShape shape;
+  std::string key;      // "training" or "validation", for messages
+  std::string dataset;  // "files" or "tokenized"
+  Mix parts;            // of "files": dataset_path alone, or training.mix
+  data::PackingOptions packing;
+  data::DocumentOptions documents;
+  data::Split split;
   int64_t vocab_size = 0;  // of the model; ids must stay below it
-  uint64_t seed = 0;
-  bool document_mask = true;
-  bool replace_invalid = false;  // training.invalid_text
-  bool shuffle = true;           // training: in an order of its own in each pass
-  bool repeat = true;            // training.repeat; else one pass
+  int num_threads = 2;     // that tokenise
+  // Above this size in bytes of text a corpus is read as a stream.
+  uint64_t stream_above = 0;
+  // Where a stream keeps what it learns of its rows; of several, with their number behind the name.
+  std::optional<data::RowCountsFile> row_counts = {};
 };
 
 DataRequest training_data(const JobConfig& config, int64_t vocab_size, int64_t mtp_modules);
 DataRequest validation_data(const JobConfig& config, int64_t vocab_size, int64_t mtp_modules);
 
-// Reads (and tokenises, with a progress line) the data. UserError for a missing path, an empty
-// corpus, a token that the model's vocabulary does not have.
+// Opens the data: small corpora are read and tokenised here, with a progress line, large ones as
+// their rows are asked for. UserError for a missing path, an empty corpus, a token that the model's
+// vocabulary does not have.
 std::unique_ptr<data::Dataset> open_data(const DataRequest& request, const JobConfig& config);
 
 // Rows `first` .. `first + count` as a batch on the host; rows behind the end are padding.

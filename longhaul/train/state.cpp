@@ -38,9 +38,9 @@ std::vector<nn::NamedParameter> state_tensors(const deepseek_v3::Model& model) {
 
 // Nothing if this version takes the job no more: it was valid when it was saved, and the run goes
 // on with another one in any case.
-std::optional<Training> training_of(const std::string& saved_job, const std::string& origin) {
+std::optional<JobConfig> parse_saved(const std::string& saved_job, const std::string& origin) {
   try {
-    return parse_job(saved_job, origin).training;
+    return parse_job(saved_job, origin);
   } catch (const UserError& error) {
     log::warn(
         "the job that the {} was made with is not valid in this version ({}); whether the data is "
@@ -53,14 +53,19 @@ std::optional<Training> training_of(const std::string& saved_job, const std::str
 // The data position counts rows; with other rows it points elsewhere.
 void warn_of_other_data(const std::string& saved_job, const JobConfig& config,
                         const std::string& origin) {
-  const auto saved = training_of(saved_job, origin);
+  const auto saved = parse_saved(saved_job, origin);
   if (!saved) return;
-  const Training &before = *saved, &now = config.training;
+  const Training &before = saved->training, &now = config.training;
   const std::pair<const char*, bool> changed[] = {
       {"training.dataset", before.dataset != now.dataset},
       {"training.dataset_path", before.dataset_path != now.dataset_path},
       {"training.seq_len", before.seq_len != now.seq_len},
-      {"training.document_mask", before.document_mask != now.document_mask}};
+      {"training.document_mask", before.document_mask != now.document_mask},
+      {"training.mix", before.mix != now.mix},
+      {"training.text_field", before.text_field != now.text_field},
+      {"training.packing", before.packing != now.packing},
+      {"training.stream_above_mb", before.stream_above_mb != now.stream_above_mb},
+      {"validation.split", saved->validation.split != config.validation.split}};
   for (const auto& [key, differs] : changed) {
     if (differs) {
       log::warn(

@@ -50,6 +50,15 @@ double sum_of(const std::map<int64_t, at::Tensor>& by_layer) {
   return sum;
 }
 
+DataRequest data_of(const JobConfig& config, const ResolvedModel& resolved,
+                    const parallel::ParallelDims& dims) {
+  DataRequest request =
+      training_data(config, resolved.shape.vocab_size, resolved.shape.num_nextn_predict_layers);
+  request.row_counts = {std::filesystem::path(config.job.dump_folder) / "row_counts.txt",
+                        dims.is_first()};
+  return request;
+}
+
 // Before data parallelism, which cuts what is left.
 std::unique_ptr<deepseek_v3::Model> build_on_ranks(const JobConfig& config,
                                                    const ResolvedModel& resolved, at::Device device,
@@ -84,9 +93,7 @@ Trainer::Trainer(const JobConfig& config, const ResolvedModel& resolved,
       dims_(dims),
       batch_sizes_(train::batch_sizes(config, dims.data_size())),
       device_(choose_device(config)),
-      dataset_(open_data(
-          training_data(config, resolved.shape.vocab_size, resolved.shape.num_nextn_predict_layers),
-          config)),
+      dataset_(open_data(data_of(config, resolved, dims), config)),
       context_(parallel::make_context_parallel(config, dims.mesh->shared_axis("cp"), device_)),
       model_(build_on_ranks(config, resolved, device_, dims)),
       tensor_(parallel::apply_tensor_parallel(*model_, dims.tp)),
@@ -142,8 +149,7 @@ data::RowRange Trainer::rows_of_step() const {
 std::optional<int> Trainer::rank_out_of_data() const {
   if (config_.training.repeat) return std::nullopt;
   const auto rows = rows_of_step();
-  const auto there = dataset_->num_rows();
-  const bool has_all = !there || rows.first + rows.count <= *there;
+  const bool has_all = dataset_->has_row(rows.first + rows.count - 1);
   const int none = dims_.all->size();
   const int64_t first = dtensor::reduce_number(*dims_.all, has_all ? none : dims_.all->rank(),
                                                dtensor::Reduction::kMin);

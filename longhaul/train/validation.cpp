@@ -37,11 +37,9 @@ Sums sum_up(const deepseek_v3::Model& model, const data::Dataset& dataset,
             const ValidationOptions& options, uint64_t rank, uint64_t ranks, parallel::Fsdp& fsdp,
             const parallel::ContextParallel* context) {
   const at::NoGradGuard no_grad;
-  const auto rows = dataset.num_rows();
-  LONGHAUL_CHECK(rows.has_value(), "validation reads one pass, the data is endless");
   Sums sums;
   const auto batch_size = static_cast<uint64_t>(options.batch_size);
-  for (uint64_t step = 0; step * batch_size * ranks < *rows; ++step) {
+  for (uint64_t step = 0; dataset.has_row(step * batch_size * ranks); ++step) {
     if (options.max_batches >= 0 && step == static_cast<uint64_t>(options.max_batches)) break;
     const uint64_t first = (step * ranks + rank) * batch_size;
     auto batch = trunk_only(load_batch(dataset, first, options.batch_size));
@@ -50,7 +48,7 @@ Sums sum_up(const deepseek_v3::Model& model, const data::Dataset& dataset,
     sums.loss += loss_sum(model, batch);
     fsdp.end_pass();
     sums.labels += batch.towers[0].num_labels;
-    for (uint64_t i = first; i < std::min(first + batch_size, *rows); ++i) {
+    for (uint64_t i = first; i < first + batch_size && dataset.has_row(i); ++i) {
       const auto row_bytes = dataset.label_bytes(dataset.row(i));
       sums.bytes_known = sums.bytes_known && row_bytes.has_value();
       sums.bytes += row_bytes.value_or(0);

@@ -1,0 +1,206 @@
+// `longhaul data prepare | inspect`. Results go to stdout or a folder, progress and remarks to
+// stderr; errors are thrown for main to print.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "longhaul/base/error.h"
+#include "longhaul/base/file.h"
+#include "longhaul/base/log.h"
+#include "longhaul/base/progress.h"
+#include "longhaul/base/text.h"
+#include "longhaul/cli/commands.h"
+#include "longhaul/data/prepare.h"
+#include "longhaul/data/statistics.h"
+
+namespace longhaul::cli {
+namespace {
+
+struct Arguments {
+  std::string input, tokenizer, output;
+  std::string text_field = "text", invalid_text = "stop", bad_documents = "error";
+  int threads = 2;
+  uint64_t shard_mb = 256;
+  size_t sample_tokens = 256;
+};
+
+data::DocumentOptions document_options(const Arguments& arguments) {
+  return {.text_field = arguments.text_field,
+          .on_invalid = arguments.invalid_text == "replace" ? data::InvalidText::kReplace
+                                                            : data::InvalidText::kStop,
+          .skip_bad = arguments.bad_documents == "skip"};
+}
+
+// The line appears with the first bytes, so that what is found before is told first.
+std::function<void(int64_t, int64_t)> progress_of(std::unique_ptr<ProgressLine>& line,
+                                                  const char* label) {
+  return [&line, label](int64_t done, int64_t total) {
+    if (!line) line = std::make_unique<ProgressLine>(label, total, ProgressLine::Unit::kBytes);
+    line->update(done);
+  };
+}
+
+void prepare(const Arguments& arguments) {
+  const auto tokenizer = data::Tokenizer::load(arguments.tokenizer);
+  std::unique_ptr<ProgressLine> line;
+  const auto [prepared, kept_shards] = data::prepare(arguments.input, tokenizer, arguments.output,
+                                                     {.documents = document_options(arguments),
+                                                      .shard_bytes = arguments.shard_mb * 1'000'000,
+                                                      .num_threads = arguments.threads,
+                                                      .progress = progress_of(line, "preparing")});
+  if (line) line->finish();
+  uint64_t documents = 0, tokens = 0;
+  int64_t bad = 0;
+  for (const auto& shard : prepared.shards) {
+    documents += shard.documents;
+    tokens += shard.tokens;
+    bad += shard.bad_documents;
+  }
+  if (bad > 0) log::warn("{} bad documents are left out", with_commas(bad));
+  log::info("{}: {} documents, {} tokens in {} shards, {} of them there before", arguments.output,
+            with_commas(static_cast<int64_t>(documents)), with_commas(static_cast<int64_t>(tokens)),
+            prepared.shards.size(), kept_shards);
+}
+
+void print_row(const char* name, const std::string& value) {
+  fmt::print("{:<24}{:>16}\n", name, value);
+}
+
+void print_statistics(const data::CorpusStatistics& statistics) {
+  for (const auto& [format, files] : statistics.files) {
+    print_row(("files of " + format).c_str(), with_commas(files.count));
+    print_row("  on the disk", human_bytes(static_cast<double>(files.bytes)));
+  }
+  print_row("documents", with_commas(statistics.documents));
+  print_row("  duplicates", with_commas(statistics.duplicates));
+  print_row("  empty, left out", with_commas(statistics.empty_documents));
+  print_row("  bad, left out", with_commas(statistics.bad_documents));
+  print_row("  repaired", with_commas(statistics.replaced_documents));
+  print_row("text", human_bytes(static_cast<double>(statistics.text_bytes)));
+  print_row("tokens", with_commas(statistics.tokens));
+  if (statistics.text_bytes > 0) {
+    print_row("tokens a byte",
+              fmt::format("{:.4f}", static_cast<double>(statistics.tokens) /
+                                        static_cast<double>(statistics.text_bytes)));
+  }
+  const std::pair<const char*, double> shares[] = {
+      {"length, shortest", 0}, {"  median", 0.5}, {"  of 9 in 10 up to", 0.9}, {"  longest", 1}};
+  for (const auto& [name, share] : shares) {
+    print_row(name, with_commas(statistics.length_at(share)));
+  }
+}
+
+// The sample's documents, each behind a line with its number.
+void print_sample(const std::vector<int32_t>& ids, const data::Tokenizer& tokenizer) {
+  fmt::print("\nthe first {} tokens, decoded:\n", ids.size());
+  size_t begin = 0;
+  for (int64_t document = 1; begin < ids.size(); ++document) {
+    const auto rest = std::span(ids).subspan(begin);
+    const auto end = std::find(rest.begin(), rest.end(), tokenizer.eos_id().value_or(-1));
+    const auto length = static_cast<size_t>(end - rest.begin()) + (end != rest.end());
+    fmt::print("----- document {}: {} tokens{}\n{}\n", document, length,
+               end == rest.end() ? ", cut here" : "", tokenizer.decode(rest.first(length)));
+    begin += length;
+  }
+}
+
+void inspect(const Arguments& arguments) {
+  data::BadDocuments bad(arguments.bad_documents == "skip");
+  const auto options = document_options(arguments);
+  for (const auto& part : data::split_paths(arguments.input)) {
+    if (data::is_prepared(part)) data::verify(data::read_prepared(part));
+  }
+  const auto sources = data::list_sources(arguments.input, options, bad);
+  std::optional<data::Tokenizer> tokenizer;
+  if (!arguments.tokenizer.empty()) tokenizer = data::Tokenizer::load(arguments.tokenizer);
+  if (sources.needs_tokenizer() && !tokenizer) {
+    fail_user("text is counted in tokens: give --tokenizer, a tokenizer.json or its folder");
+  }
+  if (tokenizer && sources.vocabulary &&
+      sources.vocabulary->fingerprint != tokenizer->fingerprint()) {
+    fail_user("'{}' was prepared with another tokenizer than '{}'", arguments.input,
+              arguments.tokenizer);
+  }
+  std::unique_ptr<ProgressLine> line;
+  const auto statistics = data::collect(sources, tokenizer ? &*tokenizer : nullptr,
+                                        {.documents = options,
+                                         .num_threads = arguments.threads,
+                                         .sample_tokens = arguments.sample_tokens,
+                                         .progress = progress_of(line, "reading")},
+                                        bad);
+  if (line) line->finish();
+  print_statistics(statistics);
+  if (tokenizer) print_sample(statistics.sample, *tokenizer);
+}
+
+void add_corpus_options(CLI::App& command, Arguments& arguments) {
+  command
+      .add_option("input", arguments.input, "A folder, a file, a glob or a comma separated list")
+      ->required();
+  command
+      .add_option("--text-field", arguments.text_field,
+                  "The field of JSONL rows and column of Parquet files that holds the text")
+      ->capture_default_str();
+  command
+      .add_option("--invalid-text", arguments.invalid_text,
+                  "On a NUL byte or broken UTF-8: stop, or replace it by U+FFFD")
+      ->check(CLI::IsMember({"stop", "replace"}))
+      ->capture_default_str();
+  command
+      .add_option("--bad-documents", arguments.bad_documents,
+                  "On a document that cannot be read: error, or skip it with a warning")
+      ->check(CLI::IsMember({"error", "skip"}))
+      ->capture_default_str();
+  command.add_option("--threads", arguments.threads, "Threads that read and tokenise")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+}
+
+void add_prepare(CLI::App& parent) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = parent.add_subcommand(
+      "prepare", "Tokenise a corpus once, into a folder that training.dataset_path may name");
+  add_corpus_options(*command, *arguments);
+  command->add_option("--tokenizer", arguments->tokenizer, "A tokenizer.json or its folder")
+      ->required();
+  command
+      ->add_option("--output", arguments->output,
+                   "The folder to write; the same command goes on with one that is not finished")
+      ->required();
+  command->add_option("--shard-mb", arguments->shard_mb, "MB of text in a shard, about")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 20))
+      ->capture_default_str();
+  command->footer(
+      "Example:\n  longhaul data prepare corpus/ --tokenizer tokenizer.json --output tokens/");
+  command->callback([arguments] { prepare(*arguments); });
+}
+
+void add_inspect(CLI::App& parent) {
+  auto arguments = std::make_shared<Arguments>();
+  arguments->bad_documents = "skip";
+  CLI::App* command = parent.add_subcommand(
+      "inspect",
+      "What is in a corpus: counts, lengths, duplicates, a sample; of prepared tokens "
+      "also whether they are sound");
+  add_corpus_options(*command, *arguments);
+  command->add_option("--tokenizer", arguments->tokenizer,
+                      "A tokenizer.json or its folder; prepared tokens are only not decoded "
+                      "without it");
+  command->add_option("--sample-tokens", arguments->sample_tokens, "Tokens to show")
+      ->capture_default_str();
+  command->footer("Example:\n  longhaul data inspect corpus/ --tokenizer tokenizer.json");
+  command->callback([arguments] { inspect(*arguments); });
+}
+
+}  // namespace
+
+void add_data_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("data", "Prepare corpora and look into them");
+  command->require_subcommand(1);
+  command->footer("Example:\n  longhaul data inspect corpus/ --tokenizer tokenizer.json");
+  add_prepare(*command);
+  add_inspect(*command);
+}
+
+}  // namespace longhaul::cli
