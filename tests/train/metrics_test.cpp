@@ -26,7 +26,7 @@ TEST(Metrics, TheLogIsCutBackToTheResumedStep) {
   testing::write_text(path, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":4,\"lo");
   StepMetrics metrics;
   metrics.step = 3;
-  MetricsLog(path, 2).append(metrics);
+  StepLines(path, 2).append(to_json(metrics));
   const auto lines = read_metrics(path);
   ASSERT_EQ(lines.size(), 3u);
   EXPECT_EQ(lines[1]["step"], 2);
