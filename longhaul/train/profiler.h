@@ -33,7 +33,7 @@ struct StepProfile {
   std::vector<OperatorTime> operators;  // the longest first
   double seconds = 0;  // from the first recorded step's begin to the last one's end
   int64_t steps = 0;
-  std::vector<std::filesystem::path> files;  // what the recording left
+  std::vector<std::filesystem::path> files = {};  // what the recording left
 };
 
 // Whether the job records steps at all.

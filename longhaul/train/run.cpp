@@ -238,7 +238,8 @@ void Run::open_metrics() {
   writer_ = std::make_unique<StepWriter>(
       config_, StepWriterOptions{.metrics_file = own,
                                  .last_step = only_looks ? 0 : first_step_,
-                                 .rank = rank});
+                                 .rank = rank,
+                                 .metrics_only = beside});
 }
 
 void Run::open_validation() {

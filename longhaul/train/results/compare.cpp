@@ -52,7 +52,8 @@ double figure(const json& line, const char* name) {
 }
 
 FigureDifference compare_figure(const char* name, const Steps& a, const Steps& b, double rtol) {
-  FigureDifference found{.name = name};
+  FigureDifference found;
+  found.name = name;
   for (const auto& [step, line] : a) {
     const auto other = b.find(step);
     if (other == b.end() || (!line.contains(name) && !other->second.contains(name))) continue;

@@ -41,6 +41,7 @@ nlohmann::ordered_json wandb_line(const StepMetrics& metrics) {
 StepWriter::StepWriter(const JobConfig& config, const StepWriterOptions& options)
     : config_(config),
       metrics_(fs::path(config.job.dump_folder) / options.metrics_file, options.last_step) {
+  if (options.metrics_only) return;
   if (config.metrics.enable_tensorboard) events_ = open_events(config, options);
   if (config.metrics.enable_wandb && options.rank == 0) {
     wandb_.emplace(fs::path(config.job.dump_folder) / "wandb-history.jsonl", options.last_step,

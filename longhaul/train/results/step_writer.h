@@ -17,6 +17,8 @@ struct StepWriterOptions {
   std::string metrics_file = "metrics.jsonl";  // in the run folder
   int64_t last_step = 0;                       // lines up to here are kept; 0: a run that starts
   int rank = 0;
+  // Neither events nor W&B's history: for a run that only looks at another's checkpoints.
+  bool metrics_only = false;
 };
 
 class StepWriter {

@@ -1,6 +1,6 @@
 #include "longhaul/train/metrics.h"
 
-#include "tests/train/job_fixture.h"
+#include "tests/results/run_folder.h"
 
 namespace longhaul::train {
 namespace {
@@ -21,9 +21,9 @@ TEST(Metrics, NonFiniteNumbersAreStrings) {
 }
 
 TEST(Metrics, TheLogIsCutBackToTheResumedStep) {
-  const testing::TemporaryFolder folder;
-  const auto path = folder.path() / "metrics.jsonl";
-  testing::write_text(path, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":4,\"lo");
+  const test::TempFolder folder;
+  const auto path = folder / "metrics.jsonl";
+  test::spill(path, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":4,\"lo");
   StepMetrics metrics;
   metrics.step = 3;
   StepLines(path, 2).append(to_json(metrics));
