@@ -30,7 +30,7 @@ void add_profiling(std::vector<Option>& table) {
   profiling.key("profiler_active", &S::profiler_active, "Steps in a trace.", at_least(1));
   profiling.key("profiler_warmup", &S::profiler_warmup, "Steps observed but not kept before one.",
                 at_least(0));
-  profiling.key("enable_memory_snapshot", &S::enable_memory_snapshot, 
+  profiling.key("enable_memory_snapshot", &S::enable_memory_snapshot,
                 "Record which operators hold the memory of a step, over its time and at its peak.");
   profiling.key("save_memory_snapshot_folder", &S::save_memory_snapshot_folder,
                 "Folder of the snapshots, under dump_folder.");

@@ -97,10 +97,10 @@ std::vector<std::pair<double, double>> thinned(
   std::vector<std::pair<double, double>> points;
   for (size_t first = 0; first < timeline.size(); first += stride) {
     const size_t end = std::min(first + stride, timeline.size());
-    const auto most = std::max_element(
-        timeline.begin() + static_cast<std::ptrdiff_t>(first),
-        timeline.begin() + static_cast<std::ptrdiff_t>(end),
-        [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto most =
+        std::max_element(timeline.begin() + static_cast<std::ptrdiff_t>(first),
+                         timeline.begin() + static_cast<std::ptrdiff_t>(end),
+                         [](const auto& a, const auto& b) { return a.second < b.second; });
     constexpr double kMiB = 1 << 20;
     points.emplace_back(most->first, static_cast<double>(most->second) / kMiB);
   }

@@ -3,8 +3,8 @@
 //
 //   <dump_folder>/job.toml          the resolved job
 //                 environment.json  what it runs on
-//                 metrics.jsonl     one object a step; see results/step_writer.h for what is beside it
-//                 checkpoint/       step-N folders; step-N-hf: the last weights for Hugging Face
+//                 metrics.jsonl     one object a step; see results/step_writer.h for what is beside
+//                 it checkpoint/       step-N folders; step-N-hf: the last weights for Hugging Face
 //                 summary.md, loss.svg
 #pragma once
 

@@ -44,7 +44,8 @@ TEST(EventFile, RecordsAsProtobufs) {
   file.add_text(6, 2.0, "job", "steps = 9");
   const auto all = records(test::slurp(file.path()));
   ASSERT_EQ(all.size(), 4u);
-  EXPECT_THAT(all[0], HasSubstr("\x1a\x0d" "brain.Event:2"));  // field 3
+  EXPECT_THAT(all[0], HasSubstr("\x1a\x0d"
+                                "brain.Event:2"));  // field 3
   // Step 7, and field 7: a message with status START.
   EXPECT_THAT(all[1], ::testing::EndsWith(std::string("\x10\x07\x3a\x02\x08\x01")));
   // wall_time 2.0; step 300 in two bytes; summary { value { tag: "lr" simple_value: 0.5 } }.

@@ -67,7 +67,9 @@ TEST_F(Report, ALongRunIsThinnedAndKeepsItsSpikes) {
   for (int64_t step = 1; step <= 20'000; ++step) {
     StepMetrics metrics;
     metrics.step = step;
-    metrics.lm_loss = step == 12'345 ? 99.0 : step == 777 ? -99.0 : 3.0 + 1e-6 * static_cast<double>(step);
+    metrics.lm_loss = step == 12'345 ? 99.0
+                      : step == 777  ? -99.0
+                                     : 3.0 + 1e-6 * static_cast<double>(step);
     metrics.expert_load[0] = {1, 2};
     steps.push_back(metrics);
   }
@@ -80,7 +82,9 @@ TEST_F(Report, ALongRunIsThinnedAndKeepsItsSpikes) {
   EXPECT_EQ(curve.back()[0], 20'000);
   int spikes = 0;
   for (size_t i = 0; i < curve.size(); ++i) {
-    if (i > 0) EXPECT_LT(curve[i - 1][0], curve[i][0]);
+    if (i > 0) {
+      EXPECT_LT(curve[i - 1][0], curve[i][0]);
+    }
     spikes += static_cast<int>(std::abs(curve[i][1].get<double>()) == 99);
   }
   EXPECT_EQ(spikes, 2);

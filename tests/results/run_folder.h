@@ -30,10 +30,8 @@ inline train::StepMetrics small_step(int64_t step) {
   metrics.memory_peak_bytes = int64_t{1} << 30;
   metrics.time = 1.75e9 + static_cast<double>(step);
   metrics.expert_load[1] = {30, 0, 60};
-  metrics.memory = train::MemoryByKind{.weights = 1 << 20,
-                                       .gradients = 2 << 20,
-                                       .optimizer = 3 << 20,
-                                       .activations = 4 << 20};
+  metrics.memory = train::MemoryByKind{
+      .weights = 1 << 20, .gradients = 2 << 20, .optimizer = 3 << 20, .activations = 4 << 20};
   metrics.seconds = {{"forward", 0.25}, {"backward", 0.5}};
   return metrics;
 }

@@ -43,8 +43,8 @@ TEST(StepWriter, OnlyWhatTheJobWants) {
 
 TEST(StepWriter, EventsOfTheStepsThatAreLogged) {
   const test::TempFolder folder;
-  auto config = job_in(folder / "run", {"--metrics.enable_tensorboard", "--metrics.save_tb_folder",
-                                        "events"});
+  auto config = job_in(folder / "run",
+                       {"--metrics.enable_tensorboard", "--metrics.save_tb_folder", "events"});
   {
     StepWriter writer(config, {});
     for (int64_t step = 1; step <= 5; ++step) {
@@ -54,11 +54,11 @@ TEST(StepWriter, EventsOfTheStepsThatAreLogged) {
     }
   }
   const std::string bytes = events_in(folder / "run/events");
-  EXPECT_EQ(count_of("loss/lm", bytes), 3);  // steps 1, 2 and 4
+  EXPECT_EQ(count_of("loss/lm", bytes), 3);       // steps 1, 2 and 4
   EXPECT_THAT(bytes, HasSubstr("log_freq = 2"));  // the job
-  for (const char* tag : {"loss/total", "loss/mtp", "loss/indexer", "loss/balance", "grad_norm",
-                          "throughput/mfu", "memory/peak_gib", "indexer_loss/layer_1",
-                          "expert_load_max/layer_1", "seconds/forward"}) {
+  for (const char* tag :
+       {"loss/total", "loss/mtp", "loss/indexer", "loss/balance", "grad_norm", "throughput/mfu",
+        "memory/peak_gib", "indexer_loss/layer_1", "expert_load_max/layer_1", "seconds/forward"}) {
     EXPECT_EQ(count_of(tag, bytes), 3) << tag;
   }
 }

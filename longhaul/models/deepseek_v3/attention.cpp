@@ -193,8 +193,9 @@ Tensor Attention::dense_indexer_loss(const ops::IndexerInputs& inputs, const Ope
                                     sequence.visible_keys(), {.kernel = dsa_kernel_});
 }
 
-// Of one query and head the mass on the selected keys is Z_selected / Z_all, the quotient of the two
-// softmaxes' denominators. A query that sees no key has 0 of both, one that sees some at least 1.
+// Of one query and head the mass on the selected keys is Z_selected / Z_all, the quotient of the
+// two softmaxes' denominators. A query that sees no key has 0 of both, one that sees some at
+// least 1.
 void Attention::record_recall(const ops::IndexerInputs& inputs, const Operands& operands,
                               Tensor indices, const Sequence& sequence,
                               const ForwardContext& ctx) const {
@@ -205,10 +206,10 @@ void Attention::record_recall(const ops::IndexerInputs& inputs, const Operands& 
   if (!indices.defined()) indices = indexer_->select(inputs, visible, dsa_kernel_).indices_BSK;
   const ops::AttentionOptions options{
       .scale = scale_, .value_dim = latent_, .return_statistics = true, .kernel = dsa_kernel_};
-  const auto all = ops::flash_attention(operands.query, operands.key, operands.value, visible,
-                                        options);
-  const auto selected = ops::sparse_flash_attention(operands.query, operands.key, operands.value,
-                                                    indices, options);
+  const auto all =
+      ops::flash_attention(operands.query, operands.key, operands.value, visible, options);
+  const auto selected =
+      ops::sparse_flash_attention(operands.query, operands.key, operands.value, indices, options);
   const Tensor mass_BSH = selected.softmax_sum * (selected.softmax_max - all.softmax_max).exp() /
                           all.softmax_sum.clamp_min(1);
   const auto terms = static_cast<double>(std::max<int64_t>(sequence.global_tokens, 1) * heads_);

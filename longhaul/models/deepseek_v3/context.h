@@ -23,7 +23,7 @@ enum class Pass { kTrain, kRecompute, kEvaluate };
 // Tensors stay on the device and are those of this rank's tokens, so that recording waits for
 // nothing.
 struct StepStats {
-  std::map<int64_t, Tensor> indexer_loss;   // mean over the global batch's queries
+  std::map<int64_t, Tensor> indexer_loss;  // mean over the global batch's queries
   // The share of dense attention's mass that lies on the selected keys: mean over the global
   // batch's queries and over heads.
   std::map<int64_t, Tensor> indexer_recall;

@@ -17,9 +17,9 @@ namespace {
 using nlohmann::json;
 using Steps = std::map<int64_t, json>;
 
-constexpr const char* kFigures[] = {"loss",   "lm_loss",   "mtp_loss", "indexer_loss",
-                                    "balance_loss", "z_loss", "grad_norm", "lr",
-                                    "validation_loss"};
+constexpr const char* kFigures[] = {"loss",         "lm_loss",      "mtp_loss",
+                                    "indexer_loss", "balance_loss", "z_loss",
+                                    "grad_norm",    "lr",           "validation_loss"};
 
 Steps steps_of(const std::filesystem::path& folder, const CompareOptions& options) {
   Steps steps;
@@ -89,9 +89,8 @@ bool Comparison::equal() const {
 Comparison compare_runs(const std::filesystem::path& a, const std::filesystem::path& b,
                         const CompareOptions& options) {
   const Steps of_a = steps_of(a, options), of_b = steps_of(b, options);
-  Comparison comparison{.figures = {},
-                        .only_in_a = missing_in(of_b, of_a),
-                        .only_in_b = missing_in(of_a, of_b)};
+  Comparison comparison{
+      .figures = {}, .only_in_a = missing_in(of_b, of_a), .only_in_b = missing_in(of_a, of_b)};
   for (const char* name : kFigures) {
     const auto found = compare_figure(name, of_a, of_b, options.rtol);
     if (found.steps > 0) comparison.figures.push_back(found);

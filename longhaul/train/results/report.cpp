@@ -51,19 +51,11 @@ class Curves {
   std::map<std::string, Points> points_;
 };
 
-constexpr const char* kFigures[] = {"loss",
-                                    "lm_loss",
-                                    "mtp_loss",
-                                    "indexer_loss",
-                                    "balance_loss",
-                                    "z_loss",
-                                    "validation_loss",
-                                    "validation_bits_per_byte",
-                                    "grad_norm",
-                                    "lr",
-                                    "tokens_per_second",
-                                    "mfu",
-                                    "comm_wait_share"};
+constexpr const char* kFigures[] = {
+    "loss",           "lm_loss", "mtp_loss",          "indexer_loss",
+    "balance_loss",   "z_loss",  "validation_loss",   "validation_bits_per_byte",
+    "grad_norm",      "lr",      "tokens_per_second", "mfu",
+    "comm_wait_share"};
 
 void add_numbers(const json& line, const char* key, int64_t step, Curves& curves) {
   if (!line.contains(key) || !line[key].is_object()) return;

@@ -1,7 +1,7 @@
 // One self-contained HTML page about one or more runs: figures by step, the load of the experts,
 // memory, time, configuration and environment. Reads run folders only; the page wants no network.
-// Called by `longhaul report`. The page itself is report.css and report/*.js beside this file, which
-// CMake puts into the program.
+// Called by `longhaul report`. The page itself is report.css and report/*.js beside this file,
+// which CMake puts into the program.
 #pragma once
 
 #include <filesystem>

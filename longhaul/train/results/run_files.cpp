@@ -22,17 +22,18 @@ RunFiles read_run(const fs::path& folder) {
   }
   const fs::path metrics = folder / "metrics.jsonl";
   if (!fs::exists(metrics)) {
-    fail_user("'{}' is not a run folder: it holds no metrics.jsonl; name the job.dump_folder of a "
-              "run",
-              folder.string());
+    fail_user(
+        "'{}' is not a run folder: it holds no metrics.jsonl; name the job.dump_folder of a "
+        "run",
+        folder.string());
   }
   RunFiles run{.name = name_of(folder),
                .steps = read_metrics(metrics),
                .job = read_if_there(folder / "job.toml"),
                .environment = nlohmann::ordered_json::object()};
   if (run.steps.empty()) fail_user("'{}' holds no step yet", metrics.string());
-  const auto environment = nlohmann::ordered_json::parse(
-      read_if_there(folder / "environment.json"), nullptr, /*allow_exceptions=*/false);
+  const auto environment = nlohmann::ordered_json::parse(read_if_there(folder / "environment.json"),
+                                                         nullptr, /*allow_exceptions=*/false);
   if (environment.is_object()) run.environment = environment;
   return run;
 }
