@@ -62,7 +62,10 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
   if (sequence.cut != nullptr) gather_keys(*sequence.cut, latent_BSC, k_rope_BSR);
   const Operands operands = form_ == MlaForm::kAbsorbed ? absorbed(q, latent_BSC, k_rope_BSR)
                                                         : expanded(q, latent_BSC, k_rope_BSR);
-
+  if (ctx.probe) {
+    ctx.probe("attn_query", layer_, operands.query);
+    ctx.probe("attn_key", layer_, operands.key);
+  }
   const bool learn = train_indexer_ && ctx.training();
   ops::IndexerInputs indexer_inputs;
   ops::IndexerSelection selection;
