@@ -20,6 +20,7 @@ constexpr const char *kDim = "\x1b[2m", *kPlain = "\x1b[0m";
 // A line on the terminal awaits its end. A terminal has one last line, so a process has one of
 // these.
 std::atomic<bool> line_is_open = false;
+static_assert(std::atomic<bool>::is_always_lock_free);  // a signal handler reads it
 
 }  // namespace
 
@@ -56,6 +57,13 @@ ProgressLine::~ProgressLine() {
 
 void ProgressLine::erase_open_line() {
   if (line_is_open.exchange(false)) std::cerr << kEraseLine << std::flush;
+}
+
+void ProgressLine::leave_terminal_sane() {
+  if (!line_is_open.exchange(false)) return;
+  constexpr char kEnd[] = "\x1b[0m\n";
+  // A terminal that takes nothing cannot be helped.
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kEnd, sizeof kEnd - 1);
 }
 
 void ProgressLine::update(int64_t done, const std::string& detail) {

@@ -41,6 +41,10 @@ class ProgressLine {
   // place; the next update writes it anew. The logger does so before each of its lines.
   static void erase_open_line();
 
+  // Ends the open line, if one is, and resets colours; the shell's prompt then stands on a line of
+  // its own. For a process that dies: safe in a signal handler.
+  static void leave_terminal_sane();
+
  private:
   std::string text(int64_t done, double elapsed, const std::string& detail) const;
   std::string amount(int64_t value) const;

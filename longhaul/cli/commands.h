@@ -10,11 +10,13 @@ namespace longhaul::cli {
 
 void add_checkpoint_command(CLI::App& app);
 void add_comm_command(CLI::App& app);
+void add_compare_command(CLI::App& app);
 void add_config_command(CLI::App& app);
 void add_convert_command(CLI::App& app);
 void add_data_command(CLI::App& app);
 void add_eval_command(CLI::App& app);
 void add_generate_command(CLI::App& app);
+void add_report_command(CLI::App& app);
 void add_tokenizer_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 void add_version_command(CLI::App& app);

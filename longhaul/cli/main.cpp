@@ -11,6 +11,7 @@
 #include "longhaul/base/log.h"
 #include "longhaul/base/text.h"
 #include "longhaul/cli/commands.h"
+#include "longhaul/cli/crash_handler.h"
 #include "longhaul/cli/failure.h"
 #include "longhaul/cli/failure_report.h"
 #include "longhaul/cli/startup.h"
@@ -33,11 +34,13 @@ void add_commands(CLI::App& app) {
   app.footer("Example:\n  longhaul train configs/quickstart.toml");
   add_checkpoint_command(app);
   add_comm_command(app);
+  add_compare_command(app);
   add_config_command(app);
   add_convert_command(app);
   add_data_command(app);
   add_eval_command(app);
   add_generate_command(app);
+  add_report_command(app);
   add_tokenizer_command(app);
   add_train_command(app);
   add_version_command(app);
@@ -85,6 +88,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   longhaul::cli::restart_with_process_policy(argv);
+  longhaul::cli::install_crash_handler();
   longhaul::ops::install_cpu_allocator();
   const char* no_color = std::getenv("NO_COLOR");
   longhaul::log::configure(no_color == nullptr || *no_color == '\0');

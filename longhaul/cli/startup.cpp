@@ -11,7 +11,10 @@ namespace {
 bool computes(char** argv) {
   if (!argv[0] || !argv[1]) return false;
   const std::string_view command = argv[1];
-  return command != "config" && command != "version" && !command.starts_with('-');
+  for (const char* reads_only : {"compare", "config", "report", "version"}) {
+    if (command == reads_only) return false;
+  }
+  return !command.starts_with('-');
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
 #include "longhaul/cli/commands.h"
+#include "longhaul/cli/crash_handler.h"
 #include "longhaul/cli/failure.h"
 #include "longhaul/cli/job.h"
 #include "longhaul/cli/launcher.h"
@@ -25,13 +26,16 @@ namespace {
 std::atomic<bool> stop_requested{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
-void request_stop(int) { stop_requested = true; }
+void request_stop(int signal) {
+  stop_requested = true;
+  end_sanely_on(signal);
+}
 
 // The first signal lets the step finish and saves; a second one of the same kind ends the process.
 void catch_signals() {
   struct sigaction action {};
   action.sa_handler = request_stop;
-  action.sa_flags = SA_RESETHAND | SA_RESTART;
+  action.sa_flags = SA_RESTART;
   for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
 }
 

@@ -9,6 +9,7 @@
 #include "longhaul/cli/commands.h"
 #include "longhaul/ops/cpu/isa.h"
 #include "longhaul/ops/matmul/matmul.h"
+#include "longhaul/train/results/environment.h"
 
 namespace longhaul::cli {
 namespace {
@@ -22,18 +23,11 @@ std::string cuda_text() {
 #endif
 }
 
-std::string compiler_text() {
-#if defined(__clang__)
-  return fmt::format("clang {}.{}.{}", __clang_major__, __clang_minor__, __clang_patchlevel__);
-#else
-  return fmt::format("gcc {}.{}.{}", __GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__);
-#endif
-}
-
 void print_version() {
-  fmt::print("longhaul   {}\n", LONGHAUL_VERSION);
+  const std::string git = train::git_text();
+  fmt::print("longhaul   {}{}\n", LONGHAUL_VERSION, git.empty() ? "" : " (" + git + ")");
   fmt::print("libtorch   {}\n", TORCH_VERSION);
-  fmt::print("compiler   {}\n", compiler_text());
+  fmt::print("compiler   {}\n", train::compiler_text());
   fmt::print("CUDA       {}\n", cuda_text());
   fmt::print("threads    {}\n", at::get_num_threads());
   fmt::print("matmul     fp32 by {}\n", ops::fp32_product_kernels());

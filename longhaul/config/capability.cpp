@@ -98,13 +98,6 @@ std::vector<Rule> training_rules() {
 
 std::vector<Rule> report_rules() {
   return {
-      {"profiling.enable_memory_snapshot",
-       [](auto& c) { return c.profiling.enable_memory_snapshot; },
-       "memory snapshots are not there yet; set it to false"},
-      {"metrics.enable_tensorboard", [](auto& c) { return c.metrics.enable_tensorboard; },
-       "TensorBoard events are not written yet; set it to false"},
-      {"metrics.enable_wandb", [](auto& c) { return c.metrics.enable_wandb; },
-       "Weights & Biases is not supported; set it to false"},
       {"model.converters",
        [](auto& c) {
          return std::any_of(c.model.converters.begin(), c.model.converters.end(),

@@ -62,6 +62,7 @@ struct Metrics {
   std::string save_tb_folder = "tb";
   bool save_for_all_ranks = false;
   bool enable_wandb = false;
+  int64_t indexer_recall_freq = 0;
 };
 
 struct Model {

@@ -30,7 +30,8 @@ void add_profiling(std::vector<Option>& table) {
   profiling.key("profiler_active", &S::profiler_active, "Steps in a trace.", at_least(1));
   profiling.key("profiler_warmup", &S::profiler_warmup, "Steps observed but not kept before one.",
                 at_least(0));
-  profiling.key("enable_memory_snapshot", &S::enable_memory_snapshot, "Record memory snapshots.");
+  profiling.key("enable_memory_snapshot", &S::enable_memory_snapshot,
+                "Record which operators hold the memory of a step, over its time and at its peak.");
   profiling.key("save_memory_snapshot_folder", &S::save_memory_snapshot_folder,
                 "Folder of the snapshots, under dump_folder.");
 }
@@ -39,13 +40,22 @@ void add_metrics(std::vector<Option>& table) {
   OptionSection metrics(
       table, "metrics", [](auto& c) -> auto& { return c.metrics; });
   using S = Metrics;
-  metrics.key("log_freq", &S::log_freq, "Steps from one log line to the next.", at_least(1));
-  metrics.key("enable_tensorboard", &S::enable_tensorboard, "Write TensorBoard events.");
+  metrics.key("log_freq", &S::log_freq,
+              "Steps from one log line to the next, and of what is measured as often only: expert "
+              "load, memory by kind, times by part of a step.",
+              at_least(1));
+  metrics.key("enable_tensorboard", &S::enable_tensorboard,
+              "Write TensorBoard events every log_freq steps.");
   metrics.key("disable_color_printing", &S::disable_color_printing, "No colours in the log.");
   metrics.key("save_tb_folder", &S::save_tb_folder, "Folder of the events, under dump_folder.");
   metrics.key("save_for_all_ranks", &S::save_for_all_ranks,
               "Events from every rank, not only from one.");
-  metrics.key("enable_wandb", &S::enable_wandb, "Send metrics to Weights & Biases.");
+  metrics.key("enable_wandb", &S::enable_wandb,
+              "Write wandb-history.jsonl, which Weights & Biases can import; nothing is sent.");
+  metrics.own("indexer_recall_freq", &S::indexer_recall_freq,
+              "Steps from one measurement of the indexer's recall to the next, which costs a dense "
+              "forward attention; 0: never.",
+              at_least(0));
 }
 
 void add_checkpoint(std::vector<Option>& table) {

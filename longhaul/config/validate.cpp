@@ -104,7 +104,8 @@ void check_checkpoint(const JobConfig& config) {
 void check_profiling(const JobConfig& config) {
   const auto& options = config.profiling;
   const int64_t watched = options.profiler_warmup + options.profiler_active;
-  if (!options.enable_profiling || watched <= options.profile_freq) return;
+  const bool records = options.enable_profiling || options.enable_memory_snapshot;
+  if (!records || watched <= options.profile_freq) return;
   fail_setting(config, "profiling.profile_freq",
                fmt::format("{} is less than profiler_warmup + profiler_active = {}; raise it",
                            options.profile_freq, watched));

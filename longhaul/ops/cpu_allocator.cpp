@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 
@@ -10,13 +11,35 @@ namespace longhaul::ops {
 namespace {
 
 constexpr size_t kAlignment = 64;  // what libtorch's own allocator promises
-constexpr size_t kRoom = kAlignment + sizeof(void*);
 
-// The block that malloc gave stands right before the data.
-void*& block_of(void* data) { return static_cast<void**>(data)[-1]; }
+// Stands right before the data.
+struct Header {
+  void* block;  // what malloc gave
+  int64_t bytes;
+};
+constexpr size_t kRoom = kAlignment + sizeof(Header);
+
+Header& header_of(void* data) { return static_cast<Header*>(data)[-1]; }
+
+// libtorch calls the allocator without an object of ours, so that these cannot be members.
+std::atomic<int64_t> held_bytes{0}, most_bytes{0};
+
+// `change` is negative where memory is given back.
+void count(void* data, int64_t change) {
+  constexpr auto kOrder = std::memory_order_relaxed;
+  const int64_t held = held_bytes.fetch_add(change, kOrder) + change;
+  int64_t most = most_bytes.load(kOrder);
+  while (held > most && !most_bytes.compare_exchange_weak(most, held, kOrder)) {
+  }
+  if (!c10::memoryProfilingEnabled()) return;
+  c10::reportMemoryUsageToProfiler(data, change, static_cast<size_t>(held), /*total_reserved=*/0,
+                                   at::kCPU);
+}
 
 void free_data(void* data) {
-  if (data) std::free(block_of(data));
+  if (!data) return;
+  count(data, -header_of(data).bytes);
+  std::free(header_of(data).block);
 }
 
 class HeapAllocator final : public c10::Allocator {
@@ -29,7 +52,8 @@ class HeapAllocator final : public c10::Allocator {
     }
     const auto place = reinterpret_cast<uintptr_t>(block) + kRoom;
     void* data = reinterpret_cast<void*>(place / kAlignment * kAlignment);
-    block_of(data) = block;
+    header_of(data) = {block, static_cast<int64_t>(bytes)};
+    count(data, static_cast<int64_t>(bytes));
     return {data, data, &free_data, at::kCPU};
   }
 
@@ -41,6 +65,8 @@ class HeapAllocator final : public c10::Allocator {
 };
 
 }  // namespace
+
+int64_t most_cpu_tensor_bytes() { return most_bytes.load(std::memory_order_relaxed); }
 
 void install_cpu_allocator() {
   static HeapAllocator allocator;

@@ -5,9 +5,15 @@
 // inside comes back at its full size. Part of the process's policy; see cli/startup.h for the rest.
 #pragma once
 
+#include <cstdint>
+
 namespace longhaul::ops {
 
 // Before the first tensor.
 void install_cpu_allocator();
+
+// The most that CPU tensors of the process held at once so far; 0 where another allocator is
+// installed.
+int64_t most_cpu_tensor_bytes();
 
 }  // namespace longhaul::ops

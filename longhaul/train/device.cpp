@@ -8,8 +8,14 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/system.h"
+#include "longhaul/ops/cpu_allocator.h"
 
 namespace longhaul::train {
+namespace {
+
+constexpr auto kAll = static_cast<size_t>(at::CachingAllocator::StatType::AGGREGATE);
+
+}  // namespace
 
 at::Device choose_device(const JobConfig& config) {
   const std::string& wanted = config.training.device;
@@ -44,8 +50,15 @@ void synchronize(at::Device device) {
 
 int64_t peak_device_memory_bytes(at::Device device) {
   if (device.is_cpu()) return peak_memory_bytes();
-  constexpr auto kAll = static_cast<size_t>(at::CachingAllocator::StatType::AGGREGATE);
   return at::accelerator::getDeviceStats(device.index()).reserved_bytes[kAll].peak;
+}
+
+std::optional<int64_t> most_tensor_bytes(at::Device device) {
+  if (!device.is_cpu()) {
+    return at::accelerator::getDeviceStats(device.index()).allocated_bytes[kAll].peak;
+  }
+  const int64_t bytes = ops::most_cpu_tensor_bytes();
+  return bytes > 0 ? std::optional(bytes) : std::nullopt;
 }
 
 }  // namespace longhaul::train

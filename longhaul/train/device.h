@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 #include "longhaul/config/job_config.h"
 
 namespace longhaul::train {
@@ -22,5 +24,9 @@ void synchronize(at::Device device);
 // The most memory held so far, in bytes: on a CPU the process's resident set, else what libtorch's
 // caching allocator has taken from the device for this process, cached blocks included.
 int64_t peak_device_memory_bytes(at::Device device);
+
+// The most that tensors on the device held at once so far, in bytes; nothing where the allocator
+// does not count (on a CPU: another one than ops/cpu_allocator.h's).
+std::optional<int64_t> most_tensor_bytes(at::Device device);
 
 }  // namespace longhaul::train

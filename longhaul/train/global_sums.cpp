@@ -20,7 +20,7 @@ void sum_values(std::vector<T>& values, const dtensor::Communicator& group) {
 }
 
 std::vector<std::map<int64_t, at::Tensor>*> losses_of(StepStats& stats) {
-  return {&stats.indexer_loss, &stats.balance_loss, &stats.z_loss};
+  return {&stats.indexer_loss, &stats.indexer_recall, &stats.balance_loss, &stats.z_loss};
 }
 
 void sum_expert_counts(std::map<int64_t, at::Tensor>& by_layer,

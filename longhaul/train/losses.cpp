@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "longhaul/nn/profile_range.h"
 #include "longhaul/ops/cross_entropy/cross_entropy.h"
 
 namespace longhaul::train {
@@ -15,6 +16,7 @@ double tower_weight(size_t tower, size_t depth, double mtp_weight) {
 Objective compute_objective(const deepseek_v3::Model& model, const deepseek_v3::Batch& batch,
                             const std::vector<at::Tensor>& hidden,
                             const deepseek_v3::GlobalCounts& counts, double mtp_weight) {
+  const nn::ProfileRange range("lm_head and loss");
   Objective objective;
   for (size_t i = 0; i < hidden.size(); ++i) {
     const at::Tensor sum = ops::linear_cross_entropy(hidden[i], model.lm_head().weight,

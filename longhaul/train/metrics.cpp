@@ -20,23 +20,24 @@ nlohmann::ordered_json number(double value) {
 }
 
 // The object of a line that to_json wrote; nothing for a torn or foreign one.
-std::optional<nlohmann::json> parse_line(const std::string& line) {
+std::optional<nlohmann::json> parse_line(const std::string& line, const std::string& step_key) {
   auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) return std::nullopt;
-  if (!object.contains("step") || !object["step"].is_number_integer()) return std::nullopt;
+  if (!object.contains(step_key) || !object[step_key].is_number_integer()) return std::nullopt;
   return object;
 }
 
 // The kept part of a metrics file: whole lines of steps up to `last_step`, as they stand, each step
 // once.
-std::string kept_lines(const std::filesystem::path& path, int64_t last_step) {
+std::string kept_lines(const std::filesystem::path& path, int64_t last_step,
+                       const std::string& step_key) {
   std::string kept;
   int64_t newest = 0;
   std::ifstream in(path);
   for (std::string line; std::getline(in, line);) {
-    const auto object = parse_line(line);
+    const auto object = parse_line(line, step_key);
     if (!object) continue;
-    const auto step = object->at("step").get<int64_t>();
+    const auto step = object->at(step_key).get<int64_t>();
     if (step <= newest || step > last_step) continue;
     kept += line + "\n";
     newest = step;
@@ -45,8 +46,8 @@ std::string kept_lines(const std::filesystem::path& path, int64_t last_step) {
 }
 
 // A run that starts anew keeps what an earlier one left, under the next free name.
-void move_aside(const std::filesystem::path& path) {
-  if (read_metrics(path).empty()) return;
+void move_aside(const std::filesystem::path& path, const std::string& step_key) {
+  if (read_metrics(path, step_key).empty()) return;
   for (int i = 1;; ++i) {
     const std::filesystem::path other = fmt::format("{}.{}", path.string(), i);
     if (std::filesystem::exists(other)) continue;
@@ -66,31 +67,42 @@ nlohmann::ordered_json to_json(const std::map<std::string, CommunicationMetrics>
   return json;
 }
 
+nlohmann::ordered_json numbers(const std::vector<double>& values) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const double value : values) json.push_back(number(value));
+  return json;
+}
+
+nlohmann::ordered_json to_json(const MemoryByKind& memory) {
+  nlohmann::ordered_json json = {{"weights", memory.weights},
+                                 {"gradients", memory.gradients},
+                                 {"optimizer", memory.optimizer}};
+  if (memory.activations) json["activations"] = *memory.activations;
+  return json;
+}
+
+void add_logged(const StepMetrics& m, nlohmann::ordered_json& json) {
+  if (!m.indexer_recall_per_layer.empty()) {
+    json["indexer_recall_per_layer"] = numbers(m.indexer_recall_per_layer);
+  }
+  for (const auto& [layer, load] : m.expert_load) json["expert_load"][std::to_string(layer)] = load;
+  if (m.memory) json["memory"] = to_json(*m.memory);
+  for (const auto& [part, seconds] : m.seconds) json["seconds"][part] = number(seconds);
+}
+
 }  // namespace
 
-void add_communication(const dtensor::CollectiveLog::Totals& totals, double seconds,
-                       StepMetrics& metrics) {
-  double waited = 0;
-  for (const auto& [key, total] : totals) {
-    const auto& [kind, axis] = key;
-    auto& of = metrics.comm[fmt::format("{}.{}", axis, dtensor::name_of(kind))];
-    of = {total.count, total.bytes, 1e-9 * static_cast<double>(total.under_way_ns),
-          1e-9 * static_cast<double>(total.waited_ns)};
-    // A save in the background waits on a thread of its own.
-    if (axis != "checkpoint") waited += of.waited_seconds;
-  }
-  metrics.comm_wait_share = seconds > 0 ? waited / seconds : 0;
+bool is_logged(const JobConfig& config, int64_t step) {
+  return step == 1 || step % config.metrics.log_freq == 0;
 }
 
 nlohmann::ordered_json to_json(const StepMetrics& m) {
-  nlohmann::ordered_json per_layer = nlohmann::ordered_json::array();
-  for (const double loss : m.indexer_loss_per_layer) per_layer.push_back(number(loss));
   nlohmann::ordered_json json = {{"step", m.step},
                                  {"loss", number(m.loss)},
                                  {"lm_loss", number(m.lm_loss)},
                                  {"mtp_loss", number(m.mtp_loss)},
                                  {"indexer_loss", number(m.indexer_loss)},
-                                 {"indexer_loss_per_layer", per_layer},
+                                 {"indexer_loss_per_layer", numbers(m.indexer_loss_per_layer)},
                                  {"balance_loss", number(m.balance_loss)},
                                  {"z_loss", number(m.z_loss)},
                                  {"grad_norm", number(m.grad_norm)},
@@ -111,6 +123,7 @@ nlohmann::ordered_json to_json(const StepMetrics& m) {
       json["validation_bits_per_byte"] = number(*m.validation->bits_per_byte);
     }
   }
+  add_logged(m, json);
   return json;
 }
 
@@ -134,28 +147,33 @@ std::string to_line(const StepMetrics& m, int64_t steps, double seconds_left) {
 }
 
 std::string short_line(const StepMetrics& m, double seconds_left) {
-  return fmt::format("loss {:.4f}, {} tokens/s, {} left", m.loss,
-                     with_commas(std::llround(m.tokens_per_second)), human_seconds(seconds_left));
+  return fmt::format("loss {:.4f}, {} tokens/s, {}, {} left", m.loss,
+                     with_commas(std::llround(m.tokens_per_second)),
+                     human_bytes(static_cast<double>(m.memory_peak_bytes)),
+                     human_seconds(seconds_left));
 }
 
-MetricsLog::MetricsLog(const std::filesystem::path& path, int64_t last_step) : path_(path) {
+StepLines::StepLines(const std::filesystem::path& path, int64_t last_step,
+                     const std::string& step_key)
+    : path_(path) {
   create_folders(path.parent_path());
-  if (last_step == 0) move_aside(path);
-  write_atomic(path, kept_lines(path, last_step));
+  if (last_step == 0) move_aside(path, step_key);
+  write_atomic(path, kept_lines(path, last_step, step_key));
   out_.open(path, std::ios::app);
   if (!out_) fail_file("open", path, errno);
 }
 
-void MetricsLog::append(const StepMetrics& metrics) {
-  out_ << to_json(metrics).dump() << '\n' << std::flush;
+void StepLines::append(const nlohmann::ordered_json& object) {
+  out_ << object.dump() << '\n' << std::flush;
   if (!out_) fail_file("write", path_, errno);
 }
 
-std::vector<nlohmann::json> read_metrics(const std::filesystem::path& path) {
+std::vector<nlohmann::json> read_metrics(const std::filesystem::path& path,
+                                         const std::string& step_key) {
   std::vector<nlohmann::json> objects;
   std::ifstream in(path);
   for (std::string line; std::getline(in, line);) {
-    if (auto object = parse_line(line)) objects.push_back(*std::move(object));
+    if (auto object = parse_line(line, step_key)) objects.push_back(*std::move(object));
   }
   return objects;
 }

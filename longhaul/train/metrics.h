@@ -1,5 +1,5 @@
-// What a step leaves behind: one object a step in metrics.jsonl, and one line on the console. One
-// struct feeds both. Called by the trainer and by reports.
+// What a step leaves behind. One struct feeds the object of metrics.jsonl, the console's line and
+// what is in results/ (TensorBoard, Weights & Biases). Called by the trainer and by reports.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "longhaul/config/job_config.h"
 #include "longhaul/dtensor/collective_log.h"
 
 namespace longhaul::train {
@@ -27,6 +28,16 @@ struct CommunicationMetrics {
   int64_t bytes = 0;          // of this rank's inputs
   double seconds = 0;         // from the collectives' starts to their ends
   double waited_seconds = 0;  // of which the rank computed nothing meanwhile
+};
+
+// What one rank holds, in bytes.
+struct MemoryByKind {
+  int64_t weights = 0;  // and the router's biases
+  int64_t gradients = 0;
+  int64_t optimizer = 0;
+  // The most that tensors held at once beyond these since the process began: activations, and what
+  // else is made and goes within a step. Nothing where the allocator does not count.
+  std::optional<int64_t> activations;
 };
 
 struct StepMetrics {
@@ -49,7 +60,20 @@ struct StepMetrics {
   std::map<std::string, CommunicationMetrics> comm;  // by "<axis>.<kind>"; empty on one rank
   double comm_wait_share = 0;                        // of the step's time
   std::optional<ValidationResult> validation;
+
+  // By layer, in those steps in which metrics.indexer_recall_freq asks for it.
+  std::vector<double> indexer_recall_per_layer;
+
+  // Of steps that is_logged() names only, so that the others wait for nothing.
+  std::map<int64_t, std::vector<int64_t>> expert_load;  // by layer: tokens that chose each expert
+  std::optional<MemoryByKind> memory;
+  // Seconds by part: "data", "forward", "backward", "optimizer", "other" make the step; beside it,
+  // in any step, "validation" after it and "checkpoint", for which training stood still before it.
+  std::map<std::string, double> seconds;
 };
+
+// Whether everything is measured in this step: the first and each metrics.log_freq-th.
+bool is_logged(const JobConfig& config, int64_t step);
 
 // What the collectives of a step of `seconds` add to its metrics.
 void add_communication(const dtensor::CollectiveLog::Totals& totals, double seconds,
@@ -62,13 +86,15 @@ nlohmann::ordered_json to_json(const StepMetrics& metrics);
 std::string to_line(const StepMetrics& metrics, int64_t steps, double seconds_left);
 std::string short_line(const StepMetrics& metrics, double seconds_left);
 
-// metrics.jsonl of a run folder, opened for appending.
-class MetricsLog {
+// A file of a run folder with one object a step, opened for appending.
+class StepLines {
  public:
-  // Keeps the lines of steps up to `last_step` and drops the rest, a torn last line included. At
-  // last_step 0 (a run that starts) a file that is there is renamed to metrics.jsonl.<n>.
-  MetricsLog(const std::filesystem::path& path, int64_t last_step);
-  void append(const StepMetrics& metrics);
+  // Keeps the lines of steps up to `last_step`, which `step_key` names, and drops the rest, a torn
+  // last line included. At last_step 0 (a run that starts) a file that is there is renamed to
+  // <path>.<n>.
+  StepLines(const std::filesystem::path& path, int64_t last_step,
+            const std::string& step_key = "step");
+  void append(const nlohmann::ordered_json& object);
 
  private:
   std::filesystem::path path_;
@@ -76,7 +102,8 @@ class MetricsLog {
 };
 
 // The objects of a metrics.jsonl, in order; lines that are torn or of another kind are left out.
-std::vector<nlohmann::json> read_metrics(const std::filesystem::path& path);
+std::vector<nlohmann::json> read_metrics(const std::filesystem::path& path,
+                                         const std::string& step_key = "step");
 
 // A number as to_json writes it, back again.
 double number_from(const nlohmann::json& value);

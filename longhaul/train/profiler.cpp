@@ -10,7 +10,9 @@
 #include <set>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/file.h"
 #include "longhaul/train/losses.h"
+#include "longhaul/train/memory_snapshot.h"
 #include "longhaul/train/trainer.h"
 
 namespace longhaul::train {
@@ -30,16 +32,18 @@ std::set<ActivityType> activities(at::DeviceType device) {
   return kinds;
 }
 
-torch::profiler::impl::ProfilerConfig profiler_config() {
-  return torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::KINETO);
+torch::profiler::impl::ProfilerConfig profiler_config(bool memory) {
+  return torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::KINETO,
+                                               /*report_input_shapes=*/false,
+                                               /*profile_memory=*/memory);
 }
 
-void start_recording(at::DeviceType device) {
+void start_recording(at::DeviceType device, bool memory) {
   // Without a GPU Kineto would say so as an error.
   constexpr int kKeepTheUsers = 0;
   if (device == at::kCPU) setenv("KINETO_LOG_LEVEL", "99", kKeepTheUsers);
-  kineto::prepareProfiler(profiler_config(), activities(device));
-  kineto::enableProfiler(profiler_config(), activities(device));
+  kineto::prepareProfiler(profiler_config(memory), activities(device));
+  kineto::enableProfiler(profiler_config(memory), activities(device));
 }
 
 // The nodes of the graph and the engine around them are one row.
@@ -48,13 +52,25 @@ std::string row_of(const kineto::KinetoEvent& event) {
   return node || event.name().starts_with("autograd::engine") ? "autograd" : event.name();
 }
 
+// Named ranges, which are no operators; a device's trace repeats them by name.
+std::set<std::string> range_names(const std::vector<kineto::KinetoEvent>& events) {
+  std::set<std::string> names = {"[memory]"};
+  for (const auto& event : events) {
+    if (event.scope() == static_cast<uint8_t>(at::RecordScope::USER_SCOPE))
+      names.insert(event.name());
+  }
+  return names;
+}
+
 // On the CPU an operator's own time is what the operators inside it leave of it; events of one
 // thread nest. A device's kernels do not nest.
 std::vector<OperatorTime> own_times(const std::vector<kineto::KinetoEvent>& events,
                                     at::DeviceType device) {
+  const auto ranges = range_names(events);
   std::vector<const kineto::KinetoEvent*> sorted;
   for (const auto& event : events) {
-    if (event.deviceType() == device && !event.isAsync()) sorted.push_back(&event);
+    const bool counts = event.deviceType() == device && !event.isAsync();
+    if (counts && ranges.count(event.name()) == 0) sorted.push_back(&event);
   }
   std::sort(sorted.begin(), sorted.end(), [](const auto* a, const auto* b) {
     return std::tuple(a->startThreadId(), a->startNs(), -static_cast<int64_t>(a->endNs())) <
@@ -135,6 +151,10 @@ double measure_host_seconds(const JobConfig& config, const ResolvedModel& resolv
   return seconds;
 }
 
+bool records_steps(const JobConfig& config) {
+  return config.profiling.enable_profiling || config.profiling.enable_memory_snapshot;
+}
+
 Profiler::Profiler(const JobConfig& config) : config_(config) {}
 
 Profiler::~Profiler() {
@@ -155,7 +175,7 @@ void Profiler::begin_step(int64_t step, at::Device device) {
     state_ = wanted;
     device_ = device.type();
     steps_ = 0;
-    if (wanted != State::kOff) start_recording(device_);
+    if (wanted != State::kOff) start_recording(device_, config_.profiling.enable_memory_snapshot);
     began_ = Clock::now();
   }
 }
@@ -168,15 +188,29 @@ std::optional<StepProfile> Profiler::end_step(int64_t step) {
   }
   const auto result = kineto::disableProfiler();
   state_ = State::kOff;
-  std::filesystem::create_directories(trace_path(step).parent_path());
-  result->save(trace_path(step).string());
-  return StepProfile{
-      .operators = own_times(result->events(), device_), .seconds = seconds, .steps = steps_};
+  StepProfile profile{.operators = own_times(result->events(), device_),
+                      .seconds = seconds,
+                      .steps = steps_,
+                      .files = {}};
+  const auto& options = config_.profiling;
+  if (options.enable_profiling) {
+    profile.files.push_back(path_of(options.save_traces_folder, step, "rank0_trace.json"));
+    result->save(profile.files.back().string());
+  }
+  if (options.enable_memory_snapshot) {
+    profile.files.push_back(
+        path_of(options.save_memory_snapshot_folder, step, "rank0_memory_snapshot.json"));
+    write_memory_snapshot(profile.files.back(), memory_snapshot(result->event_tree(), device_));
+  }
+  return profile;
 }
 
-std::filesystem::path Profiler::trace_path(int64_t step) const {
-  return std::filesystem::path(config_.job.dump_folder) / config_.profiling.save_traces_folder /
-         fmt::format("iteration_{}", step) / "rank0_trace.json";
+std::filesystem::path Profiler::path_of(const std::string& folder, int64_t step,
+                                        const char* name) const {
+  const auto of_step =
+      std::filesystem::path(config_.job.dump_folder) / folder / fmt::format("iteration_{}", step);
+  create_folders(of_step);
+  return of_step / name;
 }
 
 }  // namespace longhaul::train

@@ -1,7 +1,10 @@
 // The profiling.* section: of every profile_freq steps the last profiler_active ones are recorded
-// by Kineto, after profiler_warmup steps that are observed but not kept (TorchTitan's schedule). A
-// recording leaves a Chrome trace at save_traces_folder/iteration_N/rank0_trace.json and a table of
-// where the time went. Called by the run.
+// by Kineto, after profiler_warmup steps that are observed but not kept (TorchTitan's schedule).
+//   enable_profiling: a Chrome trace at save_traces_folder/iteration_N/rank0_trace.json and a table
+//   of where the time went
+//   enable_memory_snapshot: who held the memory (train/memory_snapshot.h), in
+//   save_memory_snapshot_folder/iteration_N/rank0_memory_snapshot.json and .svg
+// Called by the run.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,7 +33,11 @@ struct StepProfile {
   std::vector<OperatorTime> operators;  // the longest first
   double seconds = 0;  // from the first recorded step's begin to the last one's end
   int64_t steps = 0;
+  std::vector<std::filesystem::path> files = {};  // what the recording left
 };
+
+// Whether the job records steps at all.
+bool records_steps(const JobConfig& config);
 
 // Milliseconds and calls a step and the share of it by operator, the part outside of any, and the
 // host's part, `host_seconds` of a step.
@@ -47,14 +54,13 @@ class Profiler {
   ~Profiler();
 
   // Around step number `step`. The second returns the profile after the last step of a recording,
-  // whose trace is then written.
+  // whose files are then written.
   void begin_step(int64_t step, at::Device device);
   std::optional<StepProfile> end_step(int64_t step);
 
-  // Where the trace of a recording that ends with this step lies.
-  std::filesystem::path trace_path(int64_t step) const;
-
  private:
+  // Of a recording that ends with this step; `folder` is one of the two keys.
+  std::filesystem::path path_of(const std::string& folder, int64_t step, const char* name) const;
   enum class State { kOff, kWarmup, kRecording };
   State state_of(int64_t step) const;
 

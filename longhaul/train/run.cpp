@@ -1,5 +1,7 @@
 #include "longhaul/train/run.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -21,6 +23,8 @@
 #include "longhaul/train/hf_export.h"
 #include "longhaul/train/preflight.h"
 #include "longhaul/train/profiler.h"
+#include "longhaul/train/results/environment.h"
+#include "longhaul/train/results/step_writer.h"
 #include "longhaul/train/resume.h"
 #include "longhaul/train/run_folder.h"
 #include "longhaul/train/startup_table.h"
@@ -88,7 +92,7 @@ class Run {
   void print_profile(const StepProfile& profile, const StepMetrics& metrics);
   void resume_or_begin();
   void open_validation();
-  void open_metrics(const fs::path& folder);
+  void open_metrics();
   void after_step(StepMetrics& metrics);
   void report(const StepMetrics& metrics);
   double seconds_left() const;
@@ -111,10 +115,11 @@ class Run {
   Clock::time_point start_;
   int64_t first_step_ = 0;
   bool data_ended_ = false;
+  double saving_seconds_ = 0;  // that training stood still for since the last step
   std::unique_ptr<data::Dataset> validation_;
-  std::unique_ptr<MetricsLog> metrics_;          // of the first rank, or of each
+  std::unique_ptr<StepWriter> writer_;           // of the first rank, or of each
   std::unique_ptr<ProgressLine> progress_line_;  // only on a terminal
-  std::unique_ptr<Profiler> profiler_;           // only with profiling.enable_profiling
+  std::unique_ptr<Profiler> profiler_;           // only if the job records steps
   std::optional<checkpoint::Saver> saver_;       // last: it saves to the end
 };
 
@@ -182,13 +187,15 @@ StepMetrics Run::take_profiled_step() {
 }
 
 void Run::print_profile(const StepProfile& profile, const StepMetrics& metrics) {
+  Strings names;
+  for (const auto& file : profile.files) names.push_back(file.string());
   const auto sizes = batch_sizes(config_, trainer_.dims().data_size());
   const auto batch = load_batch(trainer_.dataset(), 0, sizes.local);
   const double host =
       measure_host_seconds(config_, resolved_, batch) * static_cast<double>(sizes.micro_batches());
-  log::info("{} step{} up to {}, {:.1f}% of the peak; trace in {}\n{}", profile.steps,
+  log::info("{} step{} up to {}, {:.1f}% of the peak; recorded in {}\n{}", profile.steps,
             profile.steps == 1 ? "" : "s", metrics.step, 100 * metrics.mfu,
-            profiler_->trace_path(metrics.step).string(), to_table(profile, host));
+            fmt::join(names, " and "), to_table(profile, host));
 }
 
 void Run::prepare() {
@@ -198,7 +205,7 @@ void Run::prepare() {
   if (saver_) saver_->goes_on_from(first_step_);
   look_for_end_of_data();
   if (is_first_rank()) open_run_folder();
-  if (is_first_rank() || config_.metrics.save_for_all_ranks) open_metrics(config_.job.dump_folder);
+  if (is_first_rank() || config_.metrics.save_for_all_ranks) open_metrics();
   start_ = Clock::now();
 }
 
@@ -208,8 +215,11 @@ void Run::open_run_folder() {
   if (config_.job.save_config_file) {
     write_atomic(folder / *config_.job.save_config_file, to_toml(config_));
   }
+  const auto& dims = trainer_.dims();
+  const auto device = trainer_.model().settings().device.str();
+  write_atomic(folder / "environment.json", environment(device, dims.degrees).dump(2) + "\n");
   log::info("{}\n{}", config_.job.description, startup_table(config_, resolved_, trainer_));
-  if (config_.profiling.enable_profiling) profiler_ = std::make_unique<Profiler>(config_);
+  if (records_steps(config_)) profiler_ = std::make_unique<Profiler>(config_);
   if (config_.model.print_after_conversion) log::info("the model\n{}", trainer_.model().describe());
   if (const auto output = ProgressLine::standard_error(); output.terminal) {
     progress_line_ = std::make_unique<ProgressLine>("training", config_.training.steps,
@@ -219,13 +229,17 @@ void Run::open_run_folder() {
 
 // A run that only looks at checkpoints cannot be gone on from, so the history of the run that made
 // them stays as it is, and its own goes to a file beside.
-void Run::open_metrics(const fs::path& folder) {
+void Run::open_metrics() {
   const bool only_looks = config_.checkpoint.enable && !saves(config_);
   const bool beside = only_looks && !checkpoint::list_steps(checkpoint_folder(config_)).empty();
   const char* name = beside ? "metrics.load_only.jsonl" : "metrics.jsonl";
   const int rank = trainer_.dims().all->rank();
   const std::string own = rank == 0 ? name : fmt::format("metrics.rank-{}.jsonl", rank);
-  metrics_ = std::make_unique<MetricsLog>(folder / own, only_looks ? 0 : first_step_);
+  writer_ = std::make_unique<StepWriter>(
+      config_, StepWriterOptions{.metrics_file = own,
+                                 .last_step = only_looks ? 0 : first_step_,
+                                 .rank = rank,
+                                 .metrics_only = beside});
 }
 
 void Run::open_validation() {
@@ -268,12 +282,15 @@ void Run::resume_or_begin() {
 }
 
 void Run::after_step(StepMetrics& metrics) {
+  if (saving_seconds_ > 0) metrics.seconds["checkpoint"] = std::exchange(saving_seconds_, 0);
   if (validation_ && (metrics.step == 1 || due(config_.validation.freq) || is_last())) {
+    const auto start = Clock::now();
     metrics.validation =
         trainer_.validate(*validation_, {.batch_size = config_.validation.local_batch_size,
                                          .max_batches = config_.validation.steps});
+    metrics.seconds["validation"] = seconds_since(start);
   }
-  if (metrics_) metrics_->append(metrics);
+  if (writer_) writer_->append(metrics);
   report(metrics);
 }
 
@@ -341,6 +358,7 @@ void Run::save(bool last) {
         "with a lower optimizer.lr",
         trainer_.progress().step, name);
   }
+  const auto start = Clock::now();
   // Ranks that write are waited for longer than ranks that compute.
   world_.set_timeout(std::chrono::seconds(config_.comm.init_timeout_seconds));
   const bool weights_only = last && options.last_save_model_only;
@@ -352,6 +370,7 @@ void Run::save(bool last) {
     saver_->save(weights_only ? trainer_.weights(export_dtype(config_)) : trainer_.snapshot());
   }
   world_.set_timeout(std::chrono::seconds(config_.comm.train_timeout_seconds));
+  saving_seconds_ += seconds_since(start);
 }
 
 void Run::save_in_hf() {

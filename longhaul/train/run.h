@@ -1,9 +1,10 @@
 // One training run from start to end: resumes or begins, takes steps, validates, saves, and leaves
 // a run folder that can be continued and read. Called by `longhaul train` and by tests.
 //
-//   <dump_folder>/job.toml        the resolved job
-//                 metrics.jsonl   one object a step
-//                 checkpoint/     step-N folders; step-N-hf: the last weights for Hugging Face
+//   <dump_folder>/job.toml          the resolved job
+//                 environment.json  what it runs on
+//                 metrics.jsonl     one object a step; see results/step_writer.h for what is beside
+//                 it checkpoint/       step-N folders; step-N-hf: the last weights for Hugging Face
 //                 summary.md, loss.svg
 #pragma once
 

@@ -19,6 +19,7 @@
 #include "longhaul/train/global_sums.h"
 #include "longhaul/train/guard.h"
 #include "longhaul/train/losses.h"
+#include "longhaul/train/memory.h"
 #include "longhaul/train/peak.h"
 
 namespace longhaul::train {
@@ -109,18 +110,21 @@ Trainer::Trainer(const JobConfig& config, const ResolvedModel& resolved,
 }
 
 StepMetrics Trainer::step() {
+  const int64_t step = progress_.step + 1;
+  const nn::ProfileRange range("ProfilerStep#{}", step);  // the name that other tools look for
   const auto start = std::chrono::steady_clock::now();
-  const StepData data = load_step();
-  const StepLosses losses = forward_backward(data);
+  const bool logged = is_logged(config_, step);
+  StepTimer timer(device_, logged);
+  const StepData data = load_step(timer);
+  const StepLosses losses = forward_backward(data, timer);
 
   StepMetrics metrics = measure(losses);
-  metrics.step = progress_.step + 1;
-  metrics.lr = schedule_.lr(metrics.step);
-  metrics.grad_norm = optim::gradient_norm(gradient_groups(), config_.training.norm_type);
-  metrics.skipped = !may_update(metrics);
-  if (!metrics.skipped) update(losses.stats, metrics.lr, metrics.grad_norm);
+  metrics.step = step;
+  metrics.lr = schedule_.lr(step);
+  take_optimizer_step(losses.stats, timer, metrics);
+  if (logged) measure_more(losses.stats, metrics);
 
-  progress_.step += 1;
+  progress_.step = step;
   progress_.rows += static_cast<uint64_t>(batch_sizes_.global);
   progress_.tokens += data.counts.tokens[0];
   if (std::count(config_.debug.dump_steps.begin(), config_.debug.dump_steps.end(), progress_.step) >
@@ -131,12 +135,21 @@ StepMetrics Trainer::step() {
 
   synchronize(device_);
   const double seconds = seconds_since(start);
+  metrics.seconds = timer.seconds(seconds);
   metrics.tokens = progress_.tokens;
   metrics.tokens_per_second = static_cast<double>(data.counts.tokens[0]) / seconds;
   metrics.mfu = flops_per_step_ / seconds / (peak_flops_ * static_cast<double>(dims_.all->size()));
   metrics.memory_peak_bytes = peak_device_memory_bytes(device_);
   metrics.time = unix_time();
   return metrics;
+}
+
+void Trainer::take_optimizer_step(const deepseek_v3::StepStats& stats, StepTimer& timer,
+                                  StepMetrics& metrics) {
+  const auto part = timer.part("optimizer");
+  metrics.grad_norm = optim::gradient_norm(gradient_groups(), config_.training.norm_type);
+  metrics.skipped = !may_update(metrics);
+  if (!metrics.skipped) update(stats, metrics.lr, metrics.grad_norm);
 }
 
 data::RowRange Trainer::rows_of_step() const {
@@ -156,7 +169,8 @@ std::optional<int> Trainer::rank_out_of_data() const {
   return first == none ? std::nullopt : std::optional(narrow<int>(first));
 }
 
-Trainer::StepData Trainer::load_step() const {
+Trainer::StepData Trainer::load_step(StepTimer& timer) const {
+  const auto part = timer.part("data");
   const auto rows = rows_of_step();
   StepData data;
   for (int64_t i = 0; i < batch_sizes_.micro_batches(); ++i) {
@@ -174,18 +188,27 @@ deepseek_v3::Batch Trainer::placed(const deepseek_v3::Batch& host_batch) const {
   return tensor_ ? parallel::on_tensor_mesh(batch, dims_.tp) : batch;
 }
 
-Trainer::StepLosses Trainer::forward_backward(const StepData& data) {
+bool Trainer::measures_recall(int64_t step) const {
+  const int64_t every = config_.metrics.indexer_recall_freq;
+  return every > 0 && (step == 1 || step % every == 0);
+}
+
+Trainer::StepLosses Trainer::forward_backward(const StepData& data, StepTimer& timer) {
   StepLosses losses;
   losses.by_tower.resize(data.counts.labels.size(), 0.0);
   deepseek_v3::ForwardContext ctx;
   ctx.counts = data.counts;
   ctx.stats = &losses.stats;
+  ctx.measure_recall = measures_recall(progress_.step + 1);
   for (const auto& host_batch : data.micro_batches) {
     fsdp_->begin_pass(/*reduce_gradients=*/&host_batch == &data.micro_batches.back());
-    const auto batch = placed(host_batch);
-    const auto hidden = model_->forward(batch, ctx);
-    const auto objective =
-        compute_objective(*model_, batch, hidden, data.counts, config_.mtp.loss_weight);
+    const auto batch = placed(host_batch);  // the backward pass recomputes from it
+    const Objective objective = [&] {
+      const auto part = timer.part("forward");
+      return compute_objective(*model_, batch, model_->forward(batch, ctx), data.counts,
+                               config_.mtp.loss_weight);
+    }();
+    const auto part = timer.part("backward");
     // With a frozen trunk nothing is left to differentiate: the indexer's losses already were.
     if (objective.total.requires_grad()) torch::autograd::backward({objective.total}, {});
     for (size_t i = 0; i < objective.by_tower.size(); ++i) {
@@ -237,10 +260,22 @@ StepMetrics Trainer::measure(const StepLosses& losses) const {
   }
   metrics.indexer_loss /=
       static_cast<double>(std::max<size_t>(metrics.indexer_loss_per_layer.size(), 1));
+  for (const auto& [layer, value] : losses.stats.indexer_recall) {
+    metrics.indexer_recall_per_layer.push_back(value.item<double>());
+  }
   metrics.balance_loss = sum_of(losses.stats.balance_loss);
   metrics.z_loss = sum_of(losses.stats.z_loss);
   metrics.loss += metrics.balance_loss + metrics.z_loss;
   return metrics;
+}
+
+void Trainer::measure_more(const deepseek_v3::StepStats& stats, StepMetrics& metrics) const {
+  for (const auto& [layer, counts_E] : stats.expert_counts) {
+    const at::Tensor host = counts_E.cpu().contiguous();
+    const auto* counts = host.const_data_ptr<int64_t>();
+    metrics.expert_load[layer].assign(counts, counts + host.numel());
+  }
+  metrics.memory = measure_memory(parameters_, model_->buffers(), optimizer_, device_);
 }
 
 bool Trainer::may_update(const StepMetrics& metrics) const {

@@ -22,6 +22,7 @@
 #include "longhaul/train/metrics.h"
 #include "longhaul/train/resolve_model.h"
 #include "longhaul/train/setup.h"
+#include "longhaul/train/step_timer.h"
 #include "longhaul/train/validation.h"
 
 namespace longhaul::train {
@@ -98,18 +99,24 @@ class Trainer {
   void check_moments(const checkpoint::CheckpointReader& reader, const std::string& origin) const;
   void restore_moments(const checkpoint::CheckpointReader& reader);
   data::RowRange rows_of_step() const;
-  StepData load_step() const;
+  StepData load_step(StepTimer& timer) const;
   // The batch where and how the model takes it.
   deepseek_v3::Batch placed(const deepseek_v3::Batch& host_batch) const;
-  StepLosses forward_backward(const StepData& data);
+  StepLosses forward_backward(const StepData& data, StepTimer& timer);
+  bool measures_recall(int64_t step) const;
   void clear_gradients();
   std::vector<optim::GradientGroup> gradient_groups() const;
   // False if the step must be left out; throws if the job says to stop, or if the weights
   // themselves are not finite.
   bool may_update(const StepMetrics& metrics) const;
+  // Gradient norm, guard, update.
+  void take_optimizer_step(const deepseek_v3::StepStats& stats, StepTimer& timer,
+                           StepMetrics& metrics);
   void update(const deepseek_v3::StepStats& stats, double lr, double grad_norm);
   void update_router_biases(const deepseek_v3::StepStats& stats);
   StepMetrics measure(const StepLosses& losses) const;
+  // What only steps that are logged measure; gradients are still there.
+  void measure_more(const deepseek_v3::StepStats& stats, StepMetrics& metrics) const;
   void dump(const StepMetrics& metrics) const;
 
   deepseek_v3::PartOf part_of() const;

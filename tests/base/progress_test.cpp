@@ -75,6 +75,18 @@ TEST(Progress, AnErasedLineIsNotEndedTwice) {
   EXPECT_EQ(screen.written.size(), 1u);
 }
 
+// What a crash handler calls. stderr is a pipe here, so that its bytes can be looked at.
+TEST(Progress, AnOpenLineIsLeftSanely) {
+  Screen screen;
+  ProgressLine line("training", 8, ProgressLine::Unit::kCount, screen.output(true, false));
+  screen.now = 1;
+  line.update(2);
+  testing::internal::CaptureStderr();
+  ProgressLine::leave_terminal_sane();
+  ProgressLine::leave_terminal_sane();  // nothing is open any more
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "\x1b[0m\n");
+}
+
 TEST(Progress, ColorOnlyWhereItIsAskedFor) {
   for (const bool color : {false, true}) {
     Screen screen;

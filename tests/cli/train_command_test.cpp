@@ -431,6 +431,8 @@ TEST_F(TrainCommand, EveryHelpEndsWithAnExample) {
   std::vector<Words> commands = {{"train"},
                                  {"eval"},
                                  {"generate"},
+                                 {"compare"},
+                                 {"report"},
                                  {"tokenizer", "encode"},
                                  {"tokenizer", "decode"},
                                  {"checkpoint", "diff"},

@@ -53,9 +53,6 @@ TEST(Capability, EverySettingThatIsNotThere) {
       {{"--activation_checkpoint.debug"}, "activation_checkpoint.debug"},
       {{"--activation_checkpoint.mode", "full", "--activation_checkpoint.debug"},
        "activation_checkpoint.debug"},
-      {{"--profiling.enable_memory_snapshot"}, "profiling.enable_memory_snapshot"},
-      {{"--metrics.enable_tensorboard"}, "metrics.enable_tensorboard"},
-      {{"--metrics.enable_wandb"}, "metrics.enable_wandb"},
       {{"--model.converters", "npu_dsa,quantize.linear.float8"}, "model.converters"},
       {{"--model.converters", "rms_norm,quantize.grouped_mm.mx"}, "model.converters"},
       {{"--memory_estimation.enable"}, "memory_estimation.enable"},
@@ -151,7 +148,7 @@ TEST(Capability, AttentionIsKeptOfTheFusedKernelOnly) {
 
 TEST(Capability, TheRefusalNamesPlaceSettingAndRemedy) {
   const JobConfig config = parse_job(std::string(kData) + "[compile]\nenable = true\n", "job.toml",
-                                     {"--metrics.enable_wandb"});
+                                     {"--memory_estimation.enable"});
   try {
     refuse_missing_behaviour(config);
     FAIL() << "not refused";

@@ -122,7 +122,7 @@ TEST_F(Commands, ThoseOfTheDocumentsRunAsWritten) {
   int checked = 0;
   for (const char* page :
        {"README.md", "docs/start.md", "docs/tokenizers.md", "docs/checkpoints.md",
-        "docs/hugging_face.md", "docs/step.md", "docs/operators.md", "docs/benchmarks.md"}) {
+        "docs/hugging_face.md", "docs/results.md", "docs/step.md", "docs/operators.md", "docs/benchmarks.md"}) {
     for (const auto& command : commands_of(test::slurp(kSource / page))) {
       const std::string wrong = check(command);
       EXPECT_EQ(wrong, "") << page << ": " << command;

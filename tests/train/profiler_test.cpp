@@ -3,13 +3,17 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
 #include "longhaul/base/error.h"
+#include "tests/support/log_capture.h"
 #include "tests/train/job_fixture.h"
 
 namespace longhaul::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 GoldenJob golden_job() {
   return GoldenJob("hf_base", load_golden("hf_base/train20.safetensors").at("batches"));
@@ -49,12 +53,51 @@ TEST(Profiler, LeavesATraceACycleAndTheLossesAsTheyAre) {
     const auto names =
         names_in(job.folder.path() / "run/profile_traces" / step / "rank0_trace.json");
     for (const char* name :
-         {"longhaul::sparse_flash_attention", "longhaul::adam_w", "longhaul::matmul"}) {
+         {"longhaul::sparse_flash_attention", "longhaul::adam_w", "longhaul::matmul", "data",
+          "forward", "backward", "optimizer", "model.layers.0.self_attn.indexer",
+          "model.layers.1.mlp", "lm_head and loss"}) {
       EXPECT_EQ(names.count(name), 1U)
           << name << " in " << step << " of " << names.size() << " names";
     }
   }
   EXPECT_FALSE(fs::exists(plain.folder.path() / "run/profile_traces"));
+}
+
+// The parts of a step stand in no row of the table, which is of operators.
+TEST(Profiler, NamedRangesAreNoOperators) {
+  const GoldenJob job = golden_job();
+  const test::LogCapture log;
+  run(job.config(eight_steps("8")));
+  EXPECT_THAT(log.text(), HasSubstr("longhaul::matmul"));
+  for (const char* name : {"  forward ", "  backward ", "  ProfilerStep#", "  model.layers."}) {
+    EXPECT_THAT(log.text(), Not(HasSubstr(name)));
+  }
+}
+
+TEST(Profiler, AMemorySnapshotSaysWhoHeldWhat) {
+  const GoldenJob job = golden_job();
+  auto words = eight_steps("8");
+  *std::find(words.begin(), words.end(), "--profiling.enable_profiling") =
+      "--profiling.enable_memory_snapshot";
+  run(job.config(words));
+  const auto folder = job.folder.path() / "run/memory_snapshot/iteration_8";
+  std::ifstream in(folder / "rank0_memory_snapshot.json");
+  const auto snapshot = nlohmann::json::parse(in);
+  const auto peak = snapshot.at("peak_bytes").get<int64_t>();
+  int64_t held = snapshot.at("held_before_bytes"), most = 0;
+  bool of_the_model = false;
+  for (const auto& one : snapshot.at("held_at_peak")) {
+    held += one.at("bytes").get<int64_t>();
+    of_the_model = of_the_model || one.at("owner").get<std::string>().starts_with("model.layers.");
+  }
+  EXPECT_EQ(held, peak);
+  EXPECT_TRUE(of_the_model) << snapshot.at("held_at_peak").dump();
+  for (const auto& point : snapshot.at("timeline_ms_bytes")) {
+    most = std::max(most, point.at(1).get<int64_t>());
+  }
+  EXPECT_EQ(most, peak);
+  EXPECT_TRUE(fs::exists(folder / "rank0_memory_snapshot.svg"));
+  EXPECT_FALSE(fs::exists(job.folder.path() / "run/profile_traces"));
 }
 
 TEST(Profiler, RefusesACycleThatIsTooShort) {

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "longhaul/nn/auxiliary_loss.h"
+#include "longhaul/nn/profile_range.h"
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/lightning_indexer/lightning_indexer.h"
 #include "longhaul/ops/matmul/matmul.h"
@@ -53,6 +54,7 @@ Attention::Attention(int64_t layer, const ModelConfig& config, const ModelSettin
 
 Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
                           const ForwardContext& ctx) const {
+  const nn::ProfileRange range("model.layers.{}.self_attn", layer_);
   const Queries q = project_queries(x_BSD, sequence.rope);
   const auto kv = kv_a_proj_with_mqa_.forward(x_BSD).split_with_sizes({latent_, rope_}, -1);
   Tensor latent_BSC = kv_a_layernorm_.forward(kv[0]);
@@ -60,11 +62,15 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
   if (sequence.cut != nullptr) gather_keys(*sequence.cut, latent_BSC, k_rope_BSR);
   const Operands operands = form_ == MlaForm::kAbsorbed ? absorbed(q, latent_BSC, k_rope_BSR)
                                                         : expanded(q, latent_BSC, k_rope_BSR);
-
+  if (ctx.probe) {
+    ctx.probe("attn_query", layer_, operands.query);
+    ctx.probe("attn_key", layer_, operands.key);
+  }
   const bool learn = train_indexer_ && ctx.training();
   ops::IndexerInputs indexer_inputs;
   ops::IndexerSelection selection;
   if (learn || stage_ == IndexerStage::kSparse) {
+    const nn::ProfileRange indexer_range("model.layers.{}.self_attn.indexer", layer_);
     indexer_inputs = indexer_->forward(x_BSD, q.latent_BSQ, sequence.rope);
     if (sequence.cut != nullptr) {
       indexer_inputs.key_BSD = sequence.cut->gather(indexer_inputs.key_BSD);
@@ -76,6 +82,7 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
     }
   }
   if (stage_ == IndexerStage::kSparse) {
+    const nn::ProfileRange select_range("model.layers.{}.self_attn.indexer.select", layer_);
     const auto select = [&] {
       selection = indexer_->select(indexer_inputs, sequence.visible_keys(), dsa_kernel_);
       return selection.indices_BSK;
@@ -96,6 +103,9 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
   const Tensor out =
       o_proj_.forward(values_BSHV.reshape({x_BSD.size(0), x_BSD.size(1), heads_ * value_}));
   if (ctx.probe) ctx.probe("attn_out", layer_, out);
+  if (ctx.measure_recall && ctx.recording() && indexer_inputs.query_BSHD.defined()) {
+    record_recall(indexer_inputs, operands, selection.indices_BSK, sequence, ctx);
+  }
   if (!learn) return out;
   const Tensor loss =
       stage_ == IndexerStage::kSparse
@@ -184,6 +194,29 @@ Tensor Attention::dense_indexer_loss(const ops::IndexerInputs& inputs, const Ope
                                      .softmax_sum = attention.softmax_sum,
                                      .scale = scale_},
                                     sequence.visible_keys(), {.kernel = dsa_kernel_});
+}
+
+// Of one query and head the mass on the selected keys is Z_selected / Z_all, the quotient of the
+// two softmaxes' denominators. A query that sees no key has 0 of both, one that sees some at
+// least 1.
+void Attention::record_recall(const ops::IndexerInputs& inputs, const Operands& operands,
+                              Tensor indices, const Sequence& sequence,
+                              const ForwardContext& ctx) const {
+  const at::NoGradGuard no_grad;
+  // A recomputed pass does not come here, so nothing is kept for it.
+  const ops::SavedResults::Scope nothing(nullptr, ops::SavedResults::Phase::kForward);
+  const auto visible = sequence.visible_keys();
+  if (!indices.defined()) indices = indexer_->select(inputs, visible, dsa_kernel_).indices_BSK;
+  const ops::AttentionOptions options{
+      .scale = scale_, .value_dim = latent_, .return_statistics = true, .kernel = dsa_kernel_};
+  const auto all =
+      ops::flash_attention(operands.query, operands.key, operands.value, visible, options);
+  const auto selected =
+      ops::sparse_flash_attention(operands.query, operands.key, operands.value, indices, options);
+  const Tensor mass_BSH = selected.softmax_sum * (selected.softmax_max - all.softmax_max).exp() /
+                          all.softmax_sum.clamp_min(1);
+  const auto terms = static_cast<double>(std::max<int64_t>(sequence.global_tokens, 1) * heads_);
+  accumulate(ctx.stats->indexer_recall, layer_, mass_BSH.sum() / terms);
 }
 
 Tensor Attention::attach_indexer_loss(const Tensor& out, const Tensor& sum,

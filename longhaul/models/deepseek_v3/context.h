@@ -23,7 +23,10 @@ enum class Pass { kTrain, kRecompute, kEvaluate };
 // Tensors stay on the device and are those of this rank's tokens, so that recording waits for
 // nothing.
 struct StepStats {
-  std::map<int64_t, Tensor> indexer_loss;   // mean over the global batch's queries
+  std::map<int64_t, Tensor> indexer_loss;  // mean over the global batch's queries
+  // The share of dense attention's mass that lies on the selected keys: mean over the global
+  // batch's queries and over heads.
+  std::map<int64_t, Tensor> indexer_recall;
   std::map<int64_t, Tensor> balance_loss;   // weighted
   std::map<int64_t, Tensor> z_loss;         // weighted
   std::map<int64_t, Tensor> expert_counts;  // [E] int64: tokens that chose each expert
@@ -44,6 +47,7 @@ struct ForwardContext {
   Pass pass = Pass::kTrain;
   GlobalCounts counts;
   StepStats* stats = nullptr;
+  bool measure_recall = false;  // of the indexer, where statistics are recorded
   Decisions* decisions = nullptr;
   // Called with named intermediate values; for tests and debugging.
   std::function<void(const std::string& name, int64_t layer, const Tensor& value)> probe;

@@ -6,6 +6,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/nn/init.h"
+#include "longhaul/nn/profile_range.h"
 #include "longhaul/nn/recompute.h"
 #include "longhaul/ops/common.h"
 
@@ -39,9 +40,11 @@ Block::Block(int64_t layer, const ModelConfig& config, const ModelSettings& sett
 
 Tensor Block::forward(const Tensor& x_BSD, const Sequence& sequence,
                       const ForwardContext& ctx) const {
+  const nn::ProfileRange range("model.layers.{}", layer_);
   if (ctx.probe) ctx.probe("hidden", layer_, x_BSD);
   const Tensor attended = self_attn_.forward(input_layernorm_.forward(x_BSD), sequence, ctx);
   const auto [normed, h] = post_attention_layernorm_.forward_add(attended, x_BSD);
+  const nn::ProfileRange mlp_range("model.layers.{}.mlp", layer_);
   return h + (moe_ ? moe_->forward(normed, sequence, ctx) : mlp_->forward(normed));
 }
 
@@ -155,12 +158,14 @@ Tensor Model::run_block(const Block& block, const F& f, const std::vector<Tensor
 }
 
 Tensor Model::embed(const Tensor& ids) const {
+  const nn::ProfileRange range("model.embed_tokens");
   return embed_tokens_->hooked({ids}, [&](const std::vector<Tensor>& x) {
     return embed_tokens_->forward(x[0], settings_.compute_dtype);
   });
 }
 
 Tensor Model::normed(const nn::RMSNorm& norm, const Tensor& hidden) const {
+  const nn::ProfileRange range("model.norm");
   return norm.hooked({hidden}, [&](const std::vector<Tensor>& x) { return norm.forward(x[0]); });
 }
 

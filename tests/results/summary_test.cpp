@@ -1,13 +1,13 @@
 #include "longhaul/train/summary.h"
 
 #include "longhaul/base/file.h"
-#include "tests/train/job_fixture.h"
+#include "tests/results/run_folder.h"
 
 namespace longhaul::train {
 namespace {
 
 TEST(Summary, TellsFirstAndLastStepAndDrawsTheCurve) {
-  const testing::TemporaryFolder folder;
+  const test::TempFolder folder;
   std::string lines;
   for (int step = 1; step <= 3; ++step) {
     StepMetrics metrics;
@@ -18,12 +18,12 @@ TEST(Summary, TellsFirstAndLastStepAndDrawsTheCurve) {
     metrics.tokens_per_second = 500;
     lines += to_json(metrics).dump() + "\n";
   }
-  testing::write_text(folder.path() / "metrics.jsonl", lines);
+  test::spill(folder / "metrics.jsonl", lines);
   write_summary(folder.path());
-  const std::string text = read_file(folder.path() / "summary.md");
+  const std::string text = read_file(folder / "summary.md");
   EXPECT_NE(text.find("3 steps, 3,000 tokens"), std::string::npos) << text;
   EXPECT_NE(text.find("| language model loss | 8.0000 | 6.0000 |"), std::string::npos) << text;
-  const std::string svg = read_file(folder.path() / "loss.svg");
+  const std::string svg = read_file(folder / "loss.svg");
   EXPECT_NE(svg.find("<polyline"), std::string::npos);
   EXPECT_EQ(svg.find("nan"), std::string::npos);
 }

@@ -1,6 +1,6 @@
 #include "longhaul/train/metrics.h"
 
-#include "tests/train/job_fixture.h"
+#include "tests/results/run_folder.h"
 
 namespace longhaul::train {
 namespace {
@@ -21,12 +21,12 @@ TEST(Metrics, NonFiniteNumbersAreStrings) {
 }
 
 TEST(Metrics, TheLogIsCutBackToTheResumedStep) {
-  const testing::TemporaryFolder folder;
-  const auto path = folder.path() / "metrics.jsonl";
-  testing::write_text(path, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":4,\"lo");
+  const test::TempFolder folder;
+  const auto path = folder / "metrics.jsonl";
+  test::spill(path, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":4,\"lo");
   StepMetrics metrics;
   metrics.step = 3;
-  MetricsLog(path, 2).append(metrics);
+  StepLines(path, 2).append(to_json(metrics));
   const auto lines = read_metrics(path);
   ASSERT_EQ(lines.size(), 3u);
   EXPECT_EQ(lines[1]["step"], 2);

@@ -1,0 +1,13 @@
+// A program that a signal ends leaves the terminal as it found it. Called by main and by `train`.
+#pragma once
+
+namespace longhaul::cli {
+
+// For the signals of a crash, where nobody else (a sanitizer) handles them: the line that stands
+// open on the terminal is ended, then the signal does what it would have done.
+void install_crash_handler();
+
+// The same for another signal, whatever handles it now. Safe in a signal handler.
+void end_sanely_on(int signal);
+
+}  // namespace longhaul::cli

@@ -1,0 +1,135 @@
+#include "longhaul/train/results/compare.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "longhaul/base/error.h"
+#include "longhaul/train/metrics.h"
+#include "longhaul/train/results/run_files.h"
+
+namespace longhaul::train {
+namespace {
+
+using nlohmann::json;
+using Steps = std::map<int64_t, json>;
+
+constexpr const char* kFigures[] = {"loss",         "lm_loss",      "mtp_loss",
+                                    "indexer_loss", "balance_loss", "z_loss",
+                                    "grad_norm",    "lr",           "validation_loss"};
+
+Steps steps_of(const std::filesystem::path& folder, const CompareOptions& options) {
+  Steps steps;
+  for (auto& object : read_run(folder).steps) {
+    const auto step = object.at("step").get<int64_t>();
+    if (options.steps == 0 || step <= options.steps) steps[step] = std::move(object);
+  }
+  if (options.steps > 0 && static_cast<int64_t>(steps.size()) != options.steps) {
+    fail_user("'{}' has {} of the first {} steps; compare fewer (--steps), or let the run go on",
+              folder.string(), steps.size(), options.steps);
+  }
+  return steps;
+}
+
+// NaN equals NaN: what a run computes from the same numbers.
+double difference(double a, double b) {
+  if (a == b || (std::isnan(a) && std::isnan(b))) return 0;
+  const double distance = std::abs(a - b);
+  return std::isfinite(distance) ? distance : std::numeric_limits<double>::infinity();
+}
+
+double relative(double difference, double a, double b) {
+  if (difference == 0 || std::isinf(difference)) return difference;
+  return difference / std::max(std::abs(a), std::abs(b));
+}
+
+// A figure that only one of two lines has differs, too.
+double figure(const json& line, const char* name) {
+  return line.contains(name) ? number_from(line[name]) : std::numeric_limits<double>::quiet_NaN();
+}
+
+FigureDifference compare_figure(const char* name, const Steps& a, const Steps& b, double rtol) {
+  FigureDifference found;
+  found.name = name;
+  for (const auto& [step, line] : a) {
+    const auto other = b.find(step);
+    if (other == b.end() || (!line.contains(name) && !other->second.contains(name))) continue;
+    const double x = figure(line, name), y = figure(other->second, name);
+    const double distance = difference(x, y), share = relative(distance, x, y);
+    found.steps += 1;
+    found.largest = std::max(found.largest, distance);
+    if (share > found.largest_relative) {
+      found.largest_relative = share;
+      found.largest_step = step;
+    }
+    if (share > rtol && !found.first_beyond) found.first_beyond = step;
+  }
+  return found;
+}
+
+std::vector<int64_t> missing_in(const Steps& other, const Steps& all) {
+  std::vector<int64_t> missing;
+  for (const auto& [step, line] : all) {
+    if (other.count(step) == 0) missing.push_back(step);
+  }
+  return missing;
+}
+
+}  // namespace
+
+bool Comparison::equal() const {
+  return only_in_a.empty() && only_in_b.empty() &&
+         std::none_of(figures.begin(), figures.end(),
+                      [](const auto& one) { return one.first_beyond.has_value(); });
+}
+
+Comparison compare_runs(const std::filesystem::path& a, const std::filesystem::path& b,
+                        const CompareOptions& options) {
+  const Steps of_a = steps_of(a, options), of_b = steps_of(b, options);
+  Comparison comparison{
+      .figures = {}, .only_in_a = missing_in(of_b, of_a), .only_in_b = missing_in(of_a, of_b)};
+  for (const char* name : kFigures) {
+    const auto found = compare_figure(name, of_a, of_b, options.rtol);
+    if (found.steps > 0) comparison.figures.push_back(found);
+  }
+  return comparison;
+}
+
+std::string to_table(const Comparison& comparison) {
+  std::string text = fmt::format("{:<18}{:>8}{:>16}{:>12}{:>10}{:>15}\n", "figure", "steps",
+                                 "largest diff.", "relative", "at step", "first beyond");
+  for (const auto& one : comparison.figures) {
+    text += fmt::format("{:<18}{:>8}{:>16.3g}{:>12.3g}{:>10}{:>15}\n", one.name, one.steps,
+                        one.largest, one.largest_relative,
+                        one.largest_step == 0 ? "-" : std::to_string(one.largest_step),
+                        one.first_beyond ? std::to_string(*one.first_beyond) : "-");
+  }
+  return text;
+}
+
+std::string verdict(const Comparison& comparison, const CompareOptions& options) {
+  const auto& [figures, only_a, only_b] = comparison;
+  if (!only_a.empty() || !only_b.empty()) {
+    const auto& some = only_a.empty() ? only_b : only_a;
+    return fmt::format(
+        "the runs differ in their steps: {} only the {} one has, from step {} on; --steps N "
+        "compares the first N",
+        some.size(), only_a.empty() ? "second" : "first", some.front());
+  }
+  const FigureDifference* first = nullptr;
+  for (const auto& one : figures) {
+    if (one.first_beyond && (!first || *one.first_beyond < *first->first_beyond)) first = &one;
+  }
+  if (!first) {
+    return options.rtol == 0 ? "the runs are the same, bit for bit"
+                             : fmt::format("the runs are the same within {:g}", options.rtol);
+  }
+  return fmt::format("the runs differ: first in {} at step {}, by up to {:.3g} of it at step {}",
+                     first->name, *first->first_beyond, first->largest_relative,
+                     first->largest_step);
+}
+
+}  // namespace longhaul::train
