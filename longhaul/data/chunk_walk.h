@@ -14,7 +14,7 @@ namespace longhaul::data {
 
 struct StreamOptions {
   PackingOptions packing;
-  ChunkOptions chunks;
+  ChunkOptions chunks = {};
   int num_threads = 2;  // that tokenise
   // Where row counts are kept from one run to the next.
   std::optional<RowCountsFile> row_counts = {};

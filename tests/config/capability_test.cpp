@@ -32,7 +32,7 @@ TEST(Capability, ThePlainJobIsFine) {
 
 TEST(Capability, EverySettingThatIsNotThere) {
   const std::vector<std::pair<Strings, std::string>> cases = {
-      {{"--training.dataset", "c4"}, "training.dataset"},
+      {{"--training.dataset", "c4", "--training.dataset_path", "None"}, "training.dataset"},
       {{"--validation.enable"}, "validation.dataset"},
       {{"--training.enable_cpu_offload"}, "training.enable_cpu_offload"},
       {{"--optimizer.name", "Adam"}, "optimizer.name"},
@@ -171,11 +171,11 @@ TEST(Capability, TheRecipeFile) {
   EXPECT_EQ(config.model.flavor, "671B_debug_128die");
   EXPECT_EQ(
       keys_of(missing_behaviour(config)),
-      (Strings{"training.dataset", "optimizer.swap_optimizer",
+      (Strings{"optimizer.swap_optimizer",
                "parallelism.context_parallel_degree", "parallelism.expert_parallel_degree",
                "parallelism.tensor_parallel_degree", "parallelism.pipeline_parallel_degree"}));
   EXPECT_EQ(keys_of(missing_behaviour(config, 1024)),
-            (Strings{"training.dataset", "optimizer.swap_optimizer",
+            (Strings{"optimizer.swap_optimizer",
                      "parallelism.pipeline_parallel_degree"}));
 }
 

@@ -12,6 +12,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/config/option.h"
+#include "longhaul/config/write.h"
 
 namespace longhaul {
 namespace {
@@ -27,6 +28,56 @@ std::string error_of(const std::string& text, const Strings& words = {}) {
     return error.what();
   }
   return "no error";
+}
+
+TEST(Load, AMixtureIsAListOfTables) {
+  const JobConfig config =
+      job("[training]\ndataset = \"files\"\n[[training.mix]]\npath = \"a,b\"\nweight = 3\n"
+          "[[training.mix]]\npath = \"c\"\n");
+  EXPECT_EQ(config.training.mix, (Mix{{"a,b", 3.0}, {"c", 1.0}}));
+  EXPECT_EQ(config.origin_of("training.mix").text(), "job.toml:3");
+  EXPECT_EQ(job(to_toml(config)).training.mix, config.training.mix);
+  EXPECT_EQ(
+      job("[training]\ndataset = \"files\"\n", {"--training.mix", "[{path = \"x\", weight = 0.5}]"})
+          .training.mix,
+      (Mix{{"x", 0.5}}));
+}
+
+TEST(Load, WrongMixtures) {
+  const std::string head = "[training]\n";
+  EXPECT_EQ(error_of(head + "mix = [{ path = \"a\", weight = 0 }]\n"),
+            "job.toml:2: training.mix: the weight of \"a\" is 0.0, expected a number above 0");
+  EXPECT_EQ(error_of(head + "mix = [{ weight = 2 }]\n"),
+            "job.toml:2: training.mix: a part has no path");
+  EXPECT_EQ(
+      error_of(head + "mix = [{ path = \"a\", wieght = 2 }]\n"),
+      "job.toml:2: training.mix: expected a list of tables with path and weight, got a table");
+  EXPECT_EQ(error_of(head + "mix = [\"a\"]\n"),
+            "job.toml:2: training.mix: expected a list of tables with path and weight, got the "
+            "string \"a\"");
+  EXPECT_EQ(error_of(head + "mix = [{ path = \"a\" }]\ndataset_path = \"b\"\n"),
+            "job.toml:3: training.dataset_path: training.mix names the corpora; remove one of the "
+            "two");
+}
+
+TEST(Load, TorchTitansDatasetsAreFilesWhereThePathSaysSo) {
+  for (const char* name : {"c4", "c4_test", "enwiki-eod", "text"}) {
+    const std::string text = std::string("[training]\ndataset = \"") + name + "\"\n";
+    EXPECT_EQ(job(text + "dataset_path = \"x\"\n").training.dataset, "files");
+  }
+  EXPECT_EQ(job("[training]\ndataset = \"c4\"\n").training.dataset, "c4");
+}
+
+TEST(Load, ASplitHoldsOutOfTheTrainingData) {
+  const std::string data = "[training]\ndataset = \"files\"\ndataset_path = \"x\"\n";
+  const std::string split = "[validation]\nenable = true\nsplit = 0.1\n";
+  EXPECT_EQ(job(data + split).validation.dataset, "files");
+  EXPECT_EQ(error_of(data + split + "dataset_path = \"y\"\n"),
+            "job.toml:6: validation.split: takes documents of the training corpus, and "
+            "validation.dataset_path names another one; remove one of the two");
+  EXPECT_EQ(error_of(data + "packing = \"best_fit\"\ndocument_mask = false\n"),
+            "job.toml:4: training.packing: \"best_fit\" packs whole documents that do not see one "
+            "another; set training.document_mask = true");
 }
 
 TEST(Load, DefaultsAreTorchTitans) {

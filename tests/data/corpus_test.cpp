@@ -4,21 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "longhaul/base/error.h"
-#include "longhaul/data/bpe_trainer.h"
-#include "tests/data/temporary_folder.h"
+#include "tests/data/corpus_files.h"
 
 namespace longhaul::data {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-Tokenizer bytes_tokenizer(std::vector<std::string> special = {"<|endoftext|>"}) {
-  BpeTrainingOptions options;
-  options.vocab_size = static_cast<int32_t>(256 + special.size());
-  options.special_tokens = std::move(special);
-  return Tokenizer::parse(train_bpe({"x"}, options).json, "bytes");
-}
 
 std::vector<std::string> names(const std::vector<CorpusFile>& files,
                                const std::filesystem::path& folder) {
@@ -46,6 +38,22 @@ TEST(FileList, ListsKeepTheirOrder) {
   EXPECT_THAT(names(list_files(comma), folder.path()), ElementsAre("x,y.txt"));
 }
 
+TEST(FileList, GlobsAreSortedAndTakeFilesAndFolders) {
+  const TemporaryFolder folder;
+  for (const char* name : {"b2/x.txt", "a1.txt", "b1.txt", "c.txt", "[d].txt"}) {
+    folder.write(name, "x");
+  }
+  const auto matched = [&](const std::string& glob) {
+    return names(list_files((folder.path() / glob).string()), folder.path());
+  };
+  EXPECT_THAT(matched("[ab]*"), ElementsAre("a1.txt", "b1.txt", "b2/x.txt"));
+  EXPECT_THAT(matched("?.txt"), ElementsAre("c.txt"));
+  EXPECT_THAT(matched("[d].txt"), ElementsAre("[d].txt"));  // a name that exists
+  EXPECT_TRUE(stands_for_something((folder.path() / "b*").string()));
+  EXPECT_FALSE(stands_for_something((folder.path() / "z*").string()));
+  EXPECT_THAT(user_error([&] { matched("z*"); }), HasSubstr("z*' does not exist"));
+}
+
 TEST(FileList, BadInput) {
   const TemporaryFolder folder;
   EXPECT_THAT(user_error([&] { list_files(folder.path().string()); }), HasSubstr("no files"));
@@ -61,11 +69,11 @@ TEST(Corpus, EachFileIsADocumentWithAnEnd) {
   folder.write("3", "c\xFF");
   const auto tokenizer = bytes_tokenizer();
   const auto corpus = tokenize_files(list_files(folder.path().string()), tokenizer,
-                                     {.on_invalid = InvalidText::kReplace});
+                                     {.documents = {.on_invalid = InvalidText::kReplace}});
   EXPECT_EQ(tokenizer.decode(corpus.ids), "ab<|endoftext|>c\uFFFD<|endoftext|>");
   EXPECT_THAT(corpus.document_ends, ElementsAre(3, 8));
-  EXPECT_EQ(corpus.empty_files, 1);
-  EXPECT_EQ(corpus.replaced_files, 1);
+  EXPECT_EQ(corpus.empty_documents, 1);
+  EXPECT_EQ(corpus.replaced_documents, 1);
   EXPECT_EQ(corpus.text_bytes, 6);
   EXPECT_EQ(corpus.token_bytes.size(), 257u);
   EXPECT_EQ(corpus.token_bytes[256], 0u);

@@ -1,0 +1,288 @@
+#include "longhaul/data/stream_dataset.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+
+#include "longhaul/data/mixed_dataset.h"
+#include "longhaul/data/prepare.h"
+#include "tests/data/corpus_files.h"
+
+namespace longhaul::data {
+namespace {
+
+using testing::HasSubstr;
+
+// Document i as a text from which it can be told.
+std::string marked(int i) { return "<" + std::to_string(i) + std::string(5, 'x') + ">"; }
+
+std::vector<std::string> marked_texts(int count) {
+  std::vector<std::string> texts;
+  for (int i = 0; i < count; ++i) texts.push_back(marked(i));
+  return texts;
+}
+
+StreamOptions small_chunks(bool shuffle = true, bool repeat = true) {
+  return {.packing = {.shape = {.seq_len = 8},
+                      .document_mask = false,
+                      .shuffle = shuffle,
+                      .seed = 7,
+                      .repeat = repeat},
+          .chunks = {.chunk_bytes = 100}};
+}
+
+std::unique_ptr<StreamDataset> stream(const std::string& paths, const StreamOptions& options) {
+  auto bad = std::make_unique<BadDocuments>(options.chunks.documents.skip_bad);
+  auto sources = list_sources(paths, options.chunks.documents, *bad);
+  return std::make_unique<StreamDataset>(std::move(sources), bytes_tokenizer(), options,
+                                         std::move(bad));
+}
+
+// The predicted tokens of rows [0, rows), as text.
+std::string labels_of(const Dataset& data, uint64_t first, uint64_t rows) {
+  std::vector<int32_t> ids;
+  for (uint64_t i = first; i < first + rows; ++i) {
+    const Row row = data.row(i);
+    for (const int32_t label : row.labels) {
+      if (label != kIgnoredLabel) ids.push_back(label);
+    }
+  }
+  return bytes_tokenizer().decode(ids);
+}
+
+// How often each document's mark ends in the text.
+std::map<std::string, int> marks_in(const std::string& text) {
+  std::map<std::string, int> marks;
+  for (size_t at = text.find("xxxxx>"); at != std::string::npos; at = text.find("xxxxx>", at + 1)) {
+    size_t begin = at;
+    while (begin > 0 && std::isdigit(static_cast<unsigned char>(text[begin - 1]))) --begin;
+    ++marks[text.substr(begin, at - begin)];
+  }
+  return marks;
+}
+
+class Stream : public ::testing::Test {
+ protected:
+  // 300 documents in files of all kinds.
+  Stream() {
+    const auto texts = marked_texts(300);
+    const auto part = [&](int begin, int end) {
+      return std::vector<std::string>(texts.begin() + begin, texts.begin() + end);
+    };
+    folder_.write("corpus/a.jsonl", jsonl(part(0, 100)));
+    folder_.write("corpus/b.gz", gzip(jsonl(part(100, 200))));
+    folder_.write("corpus/c.zst", zstd(jsonl(part(200, 250))));
+    const auto rest = part(250, 290);
+    write_parquet(folder_, "corpus/d.parquet", "text", strings({rest.begin(), rest.end()}), 16);
+    for (int i = 290; i < 300; ++i) folder_.write("corpus/e" + std::to_string(i), marked(i));
+  }
+
+  std::string corpus() const { return (folder_.path() / "corpus").string(); }
+  TemporaryFolder folder_;
+};
+
+TEST_F(Stream, OnePassHoldsEachDocumentOnce) {
+  for (const bool shuffle : {false, true}) {
+    const auto data = stream(corpus(), small_chunks(shuffle, /*repeat=*/false));
+    EXPECT_EQ(data->num_rows(), std::nullopt);
+    uint64_t rows = 0;
+    while (data->has_row(rows)) ++rows;
+    ASSERT_EQ(data->num_rows(), rows);
+    EXPECT_FALSE(data->has_row(rows + 5));
+    EXPECT_THROW(data->row(rows), Error);
+    // The first token of a chunk is not predicted; the marks' digits and ends are.
+    const auto marks = marks_in(labels_of(*data, 0, rows));
+    EXPECT_EQ(marks.size(), 300u);
+    for (const auto& [mark, count] : marks) EXPECT_EQ(count, 1) << mark;
+  }
+}
+
+TEST_F(Stream, OrderDependsOnSeedAndPassAlone) {
+  const auto one = stream(corpus(), small_chunks());
+  const uint64_t rows = one->rows_in_a_pass();
+  const std::string first = labels_of(*one, 0, rows), second = labels_of(*one, rows, rows);
+  EXPECT_NE(first, second);
+  EXPECT_EQ(marks_in(first), marks_in(second));
+  auto options = small_chunks();
+  options.num_threads = 5;
+  const auto other = stream(corpus(), options);
+  EXPECT_EQ(labels_of(*other, 0, rows), first);
+  EXPECT_EQ(other->rows_in_a_pass(), rows);
+  options.packing.seed = 8;
+  EXPECT_NE(labels_of(*stream(corpus(), options), 0, rows), first);
+}
+
+// From any row on, and back again, without what came before.
+TEST_F(Stream, EachRowIsFoundAlone) {
+  std::vector<Row> all;
+  const auto data = stream(corpus(), small_chunks());
+  const uint64_t count = 2 * data->rows_in_a_pass() + 20;
+  for (uint64_t i = 0; i < count; ++i) all.push_back(data->row(i));
+  for (const uint64_t start : {uint64_t{0}, uint64_t{3}, count / 3, count / 2, count - 2}) {
+    const auto fresh = stream(corpus(), small_chunks());
+    EXPECT_EQ(fresh->row(start).input_ids, all[start].input_ids) << start;
+    EXPECT_EQ(fresh->row(start + 1).labels, all[start + 1].labels) << start;
+    EXPECT_EQ(fresh->row(0).input_ids, all[0].input_ids);
+    EXPECT_EQ(data->row(start).input_ids, all[start].input_ids) << start;
+  }
+}
+
+// With known counts nothing that lies before the position is opened.
+TEST_F(Stream, KnownRowsAreNotReadAgain) {
+  const auto counts = folder_.path() / "row_counts.txt";
+  auto options = small_chunks(/*shuffle=*/false);
+  options.row_counts = {counts, true};
+  std::vector<int32_t> expected;
+  uint64_t last = 0;
+  {
+    const auto data = stream(corpus(), options);
+    last = data->rows_in_a_pass() - 1;
+    expected = data->row(last).input_ids;
+  }
+  const auto sources_bytes = std::filesystem::file_size(folder_.path() / "corpus/b.gz");
+  folder_.write("corpus/b.gz", std::string(sources_bytes, 'x'));  // same size, other text
+  options.row_counts->write = false;
+  EXPECT_EQ(stream(corpus(), options)->row(last).input_ids, expected);
+  // Of other data they are not used.
+  auto other = options;
+  other.packing.shape.seq_len = 9;
+  EXPECT_NE(stream(corpus(), other)->row(3).input_ids, expected);
+  // A line that was cut counts as not there, and so does what follows it.
+  std::ifstream in(counts);
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  folder_.write("row_counts.txt", text.substr(0, text.size() - 4));
+  EXPECT_EQ(stream(corpus(), options)->row(last).input_ids, expected);
+}
+
+TEST_F(Stream, DataThatChangedUnderTheRunAreAnError) {
+  const auto counts = folder_.path() / "row_counts.txt";
+  auto options = small_chunks(/*shuffle=*/false);
+  options.row_counts = {counts, true};
+  stream(corpus(), options)->rows_in_a_pass();
+  const auto path = folder_.path() / "corpus/a.jsonl";
+  const auto bytes = std::filesystem::file_size(path);
+  folder_.write("corpus/a.jsonl", jsonl({std::string(bytes - 27, 'y')}) + "\n\n\n");
+  std::filesystem::resize_file(path, bytes);
+  EXPECT_THAT(user_error([&] { stream(corpus(), options)->row(0); }),
+              HasSubstr("the files have changed under the run"));
+}
+
+// The ledger of the position: 64 documents, document i being five times the same letter; six steps
+// on 4 ranks, then on 2, then on 8, each time a new process.
+TEST(StreamLedger, HasNoGapAndNoRepeat) {
+  const TemporaryFolder folder;
+  std::string content;
+  for (int i = 0; i < 64; ++i) {
+    const char letter = static_cast<char>('0' + i);
+    content += jsonl({std::string(5, letter == '\\' ? '~' : letter)});  // no escapes
+  }
+  const auto path = folder.write("rows", content);
+  for (const bool shuffle : {false, true}) {
+    auto options = small_chunks(shuffle);
+    options.packing.shape.seq_len = 6;
+    std::string consumed;
+    uint64_t position = 0;
+    constexpr uint64_t kBatch = 8;
+    for (const uint64_t num_ranks : {4, 2, 8}) {
+      std::vector<std::unique_ptr<StreamDataset>> ranks;
+      for (uint64_t rank = 0; rank < num_ranks; ++rank) {
+        options.num_threads = static_cast<int>(rank % 3) + 1;
+        ranks.push_back(stream(path, options));
+      }
+      for (int step = 0; step < 6; ++step, position += kBatch) {
+        for (uint64_t rank = 0; rank < num_ranks; ++rank) {
+          const RowRange range = rows_of_rank({position, kBatch, rank, num_ranks});
+          consumed += labels_of(*ranks[rank], range.first, range.count);
+        }
+      }
+    }
+    const auto whole = stream(path, options);
+    EXPECT_EQ(consumed, labels_of(*whole, 0, position));
+    // 144 rows are two passes and a part of the third.
+    const uint64_t rows = whole->rows_in_a_pass();
+    ASSERT_GE(position, 2 * rows);
+    for (int pass = 0; pass < 2; ++pass) {
+      const std::string text = labels_of(*whole, static_cast<uint64_t>(pass) * rows, rows);
+      EXPECT_GE(std::count(text.begin(), text.end(), 'A'), 4);
+      EXPECT_LE(std::count(text.begin(), text.end(), 'A'), 5);
+    }
+  }
+}
+
+TEST_F(Stream, TheSplitIsDisjointAndWhole) {
+  auto options = small_chunks(true, false);
+  options.chunks.split = {.fraction = 0.2};
+  const auto training = stream(corpus(), options);
+  options.chunks.split.held_out = true;
+  const auto held_out = stream(corpus(), options);
+  const auto marks = [](const Dataset& data) {
+    return marks_in(labels_of(data, 0, data.rows_in_a_pass()));
+  };
+  auto of_training = marks(*training), of_held_out = marks(*held_out);
+  EXPECT_GT(of_held_out.size(), 30u);
+  EXPECT_LT(of_held_out.size(), 90u);
+  const size_t both = of_training.size() + of_held_out.size();
+  of_training.merge(of_held_out);
+  EXPECT_EQ(of_training.size(), 300u);
+  EXPECT_EQ(both, 300u);
+}
+
+TEST_F(Stream, BestFitKeepsDocumentsWhole) {
+  auto options = small_chunks(true, false);
+  options.packing.best_fit = options.packing.document_mask = true;
+  options.packing.shape.seq_len = 30;
+  const auto data = stream(corpus(), options);
+  EXPECT_EQ(marks_in(labels_of(*data, 0, data->rows_in_a_pass())).size(), 300u);
+}
+
+TEST_F(Stream, BadDocumentsAreLeftOutOrAnError) {
+  folder_.write("corpus/f.jsonl", "{\"text\": 1}\n" + jsonl({marked(300)}));
+  auto options = small_chunks(true, false);
+  EXPECT_THAT(user_error([&] {
+                const auto data = stream(corpus(), options);
+                data->rows_in_a_pass();
+              }),
+              HasSubstr("f.jsonl:1: the field \"text\" is a number"));
+  options.chunks.documents.skip_bad = true;
+  const auto data = stream(corpus(), options);
+  EXPECT_EQ(marks_in(labels_of(*data, 0, data->rows_in_a_pass())).size(), 301u);
+}
+
+// An end, and no hang.
+TEST(StreamEnd, OfDataWithoutText) {
+  const TemporaryFolder folder;
+  folder.write("corpus/a", "{\"text\": \"\"}\n");
+  folder.write("corpus/b", "");
+  for (const bool repeat : {false, true}) {
+    const auto data = stream((folder.path() / "corpus").string(), small_chunks(true, repeat));
+    EXPECT_THAT(user_error([&] { data->row(0); }), HasSubstr("no document to learn from"));
+    EXPECT_THAT(user_error([&] { data->row(1); }), HasSubstr("no document to learn from"));
+  }
+}
+
+// Prepared tokens and the text they were made from hold the same documents.
+TEST_F(Stream, OfPreparedTokens) {
+  const auto tokens = folder_.path() / "tokens";
+  prepare(corpus(), bytes_tokenizer(), tokens, {});
+  const auto data = stream(tokens.string(), small_chunks(true, false));
+  EXPECT_EQ(marks_in(labels_of(*data, 0, data->rows_in_a_pass())).size(), 300u);
+  EXPECT_EQ(data->label_bytes(data->row(0)), 8);
+}
+
+TEST_F(Stream, InAMixture) {
+  std::vector<std::unique_ptr<Dataset>> members;
+  members.push_back(stream(corpus(), small_chunks(true, false)));
+  members.push_back(stream((folder_.path() / "corpus/e*").string(), small_chunks(true, false)));
+  const MixedDataset data(std::move(members), {1, 1});
+  uint64_t rows = 0;
+  while (data.has_row(rows)) data.row(rows++);
+  ASSERT_TRUE(data.num_rows().has_value());
+  EXPECT_EQ(*data.num_rows(), rows);
+  EXPECT_GT(rows, 20u);
+}
+
+}  // namespace
+}  // namespace longhaul::data
