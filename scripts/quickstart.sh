@@ -73,4 +73,5 @@ fi
 say "a sample:"
 "$longhaul" generate "$job" "$@" --prompt 'def read_file(path):' --max-new-tokens 120 \
   --temperature 0.7 --top-p 0.9 --seed 1
-say "done: $run/summary.md, $run/loss.svg, $run/metrics.jsonl"
+"$longhaul" report "$run" >/dev/null
+say "done: $run/summary.md, $run/report.html (for a browser), $run/metrics.jsonl"

@@ -40,10 +40,11 @@ void add_metrics(std::vector<Option>& table) {
   OptionSection metrics(
       table, "metrics", [](auto& c) -> auto& { return c.metrics; });
   using S = Metrics;
-  metrics.key("log_freq", &S::log_freq,
-              "Steps from one log line to the next, and of what is measured as often only: expert "
-              "load, memory by kind, times by part of a step.",
-              at_least(1));
+  metrics.key(
+      "log_freq", &S::log_freq,
+      "Steps from one log line to the next. The load of the experts, memory by kind and the "
+      "times of a step's parts are measured as often.",
+      at_least(1));
   metrics.key("enable_tensorboard", &S::enable_tensorboard,
               "Write TensorBoard events every log_freq steps.");
   metrics.key("disable_color_printing", &S::disable_color_printing, "No colours in the log.");

@@ -33,8 +33,11 @@ TEST_P(Layouts, TwoRunsAreBitEqual) {
 
 // What is measured of all tokens: the load of the experts exactly, the indexer's recall but for the
 // order of sums.
-TEST(LayoutMeasures, AreThoseOfOneRank) {
-  const Overrides measured = {"--metrics.indexer_recall_freq", "1", "--metrics.log_freq", "1"};
+class LayoutMeasures : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(LayoutMeasures, AreThoseOfOneRank) {
+  const Overrides measured = {
+      "--metrics.indexer_recall_freq", "1", "--metrics.log_freq", "1", "--dsa.stage", GetParam()};
   const auto& expected = one_rank(measured).metrics;
   for (const Layout layout : {Layout{.dp_shard = 3, .ep = 3}, Layout{.cp = 2}, Layout{.tp = 4},
                               Layout{.dp_replicate = 2, .tp = 2}, Layout{.cp = 2, .tp = 2}}) {
@@ -43,6 +46,7 @@ TEST(LayoutMeasures, AreThoseOfOneRank) {
     for (size_t i = 0; i < expected.size(); ++i) {
       EXPECT_EQ(actual[i]["expert_load"], expected[i]["expert_load"]) << layout.name();
       const auto& recall = expected[i]["indexer_recall_per_layer"];
+      ASSERT_EQ(recall.size(), 4u) << "three layers and an MTP module";
       ASSERT_EQ(actual[i]["indexer_recall_per_layer"].size(), recall.size()) << layout.name();
       for (size_t layer = 0; layer < recall.size(); ++layer) {
         EXPECT_NEAR(actual[i]["indexer_recall_per_layer"][layer].get<double>(),
@@ -52,6 +56,9 @@ TEST(LayoutMeasures, AreThoseOfOneRank) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Stages, LayoutMeasures, ::testing::Values("sparse", "dense_warmup"),
+                         [](const auto& info) { return std::string(info.param); });
 
 // Every axis and every kind of combination, for each time the suite runs; all of the lists above
 // are the test parallel_every_layout (label slow).

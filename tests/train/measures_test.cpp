@@ -1,6 +1,7 @@
 // What a run measures beside its losses, and when.
 #include <gmock/gmock.h>
 
+#include "longhaul/train/resolve_model.h"
 #include "tests/train/job_fixture.h"
 
 namespace longhaul::testing {
