@@ -24,7 +24,7 @@ namespace longhaul::checkpoint {
 
 inline constexpr std::string_view kOptimizerPrefix = "optimizer.";
 
-// What a rank holds of a tensor: a box in it that begins at `offsets` (one a dim).
+// What a rank holds of a tensor: a box in it that begins at `offsets` (one a dim), of any dtype.
 struct TensorPart {
   at::Tensor tensor;
   std::vector<int64_t> offsets;

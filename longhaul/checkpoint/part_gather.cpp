@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "longhaul/dtensor/exchange.h"
+
 namespace longhaul::checkpoint {
 namespace {
 
@@ -20,7 +22,9 @@ at::Tensor box_of(at::Tensor whole, const std::vector<int64_t>& offsets,
   return whole;
 }
 
-at::Tensor as_bytes(const at::Tensor& tensor) { return on_host(tensor).view(-1).view(at::kByte); }
+at::Tensor as_bytes(const at::Tensor& tensor, at::ScalarType dtype) {
+  return on_host(tensor.to(dtype)).view(-1).view(at::kByte);
+}
 
 // Offsets and sizes of this rank's part of each tensor, in the order of the names.
 at::Tensor own_boxes(const Snapshot& snapshot) {
@@ -29,9 +33,8 @@ at::Tensor own_boxes(const Snapshot& snapshot) {
     const auto part = snapshot.parts.find(name);
     LONGHAUL_CHECK(part != snapshot.parts.end(), "tensor '{}' has no part on this rank", name);
     const auto& [tensor, offsets] = part->second;
-    LONGHAUL_CHECK(tensor.dim() == whole.dim() && offsets.size() == tensor.sizes().size() &&
-                       tensor.scalar_type() == whole.scalar_type(),
-                   "the part of '{}' is a tensor of another dtype or number of dims", name);
+    LONGHAUL_CHECK(tensor.dim() == whole.dim() && offsets.size() == tensor.sizes().size(),
+                   "the part of '{}' has another number of dims", name);
     boxes.insert(boxes.end(), offsets.begin(), offsets.end());
     boxes.insert(boxes.end(), tensor.sizes().begin(), tensor.sizes().end());
   }
@@ -43,7 +46,11 @@ at::Tensor own_boxes(const Snapshot& snapshot) {
 PartGather::PartGather(const Snapshot& snapshot, const std::vector<Shard>& shards,
                        const dtensor::Communicator& ranks)
     : snapshot_(snapshot), ranks_(ranks) {
-  const at::Tensor own = own_boxes(snapshot);
+  at::Tensor own;
+  dtensor::together(&ranks, [&] {
+    own = own_boxes(snapshot);
+    return "";
+  });
   at::Tensor all = at::empty({ranks.size(), own.numel()}, at::kLong);
   ranks.all_gather(all, own).wait();
   std::map<std::string, const int64_t*> boxes;  // of the first rank
@@ -83,6 +90,7 @@ PartGather::Pieces PartGather::pieces_of(const safetensors::TensorInfo& info, co
   return pieces;
 }
 
+// Whether two boxes overlap is not looked at.
 void PartGather::check_cover(const safetensors::TensorInfo& info, const Pieces& pieces) const {
   int64_t covered = 0;
   bool inside = true;
@@ -110,12 +118,13 @@ at::Tensor PartGather::gather(const std::vector<const safetensors::TensorInfo*>&
   for (size_t writer = 0; writer < ranks; ++writer) {
     if (written[writer] == nullptr) continue;
     const auto& info = *written[writer];
-    const int64_t bytes = at::elementSize(to_scalar_type(info.dtype));
+    const at::ScalarType dtype = to_scalar_type(info.dtype);
+    const auto bytes = static_cast<int64_t>(at::elementSize(dtype));
     for (const Piece& piece : pieces_.at(info.name)) {
       const auto sender = static_cast<size_t>(piece.sender);
       if (writer == own && sender != own) received[sender] += count(piece.sizes) * bytes;
       if (sender != own || writer == own) continue;
-      outgoing.push_back(as_bytes(snapshot_.parts.at(info.name).tensor));
+      outgoing.push_back(as_bytes(snapshot_.parts.at(info.name).tensor, dtype));
       sent[writer] += outgoing.back().numel();
     }
   }

@@ -13,7 +13,8 @@ namespace longhaul::checkpoint {
 class PartGather {
  public:
   // Tells the ranks which boxes each holds; collective. `snapshot` and `ranks` must outlive this.
-  // Error, on all ranks, that names a tensor whose parts are not the whole of it.
+  // Error, on all ranks, that names a tensor of which a rank has no part, or whose boxes lie
+  // outside of it or have not as many elements.
   PartGather(const Snapshot& snapshot, const std::vector<Shard>& shards,
              const dtensor::Communicator& ranks);
 

@@ -17,14 +17,14 @@ namespace {
 using dtensor::Communicator;
 
 // The values on the host, in `place` if they fit there.
-at::Tensor copied(const at::Tensor& tensor, const at::Tensor& place, bool pin_memory) {
+at::Tensor copied(const at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& place,
+                  bool pin_memory) {
   const at::NoGradGuard no_grad;
   const bool fits = place.defined() && place.is_cpu() && place.sizes() == tensor.sizes() &&
-                    place.scalar_type() == tensor.scalar_type();
+                    place.scalar_type() == dtype;
   if (fits) return at::Tensor(place).copy_(tensor);
   const bool pinned = pin_memory && at::globalContext().hasCUDA();
-  return at::empty(tensor.sizes(),
-                   at::device(at::kCPU).dtype(tensor.scalar_type()).pinned_memory(pinned))
+  return at::empty(tensor.sizes(), at::device(at::kCPU).dtype(dtype).pinned_memory(pinned))
       .copy_(tensor);
 }
 
@@ -44,7 +44,9 @@ int own_rank(const SaveOptions& options) {
   return options.ranks == nullptr ? 0 : options.ranks->rank();
 }
 
-void check_snapshot(const Snapshot& snapshot) {
+void check_snapshot(const Snapshot& snapshot, const SaveOptions& options) {
+  LONGHAUL_CHECK(!has_parts(snapshot) || options.ranks != nullptr,
+                 "step {}: parts are put together by ranks, and there are none", snapshot.step);
   LONGHAUL_CHECK(snapshot.step >= 0, "step {} cannot be saved", snapshot.step);
   LONGHAUL_CHECK(snapshot.trainer.is_object(), "the trainer's state is no JSON object but {}",
                  snapshot.trainer.type_name());
@@ -107,7 +109,7 @@ class Save {
 };
 
 fs::path Save::run() {
-  check_snapshot(snapshot_);
+  check_snapshot(snapshot_, options_);
   const fs::path target = step_path(folder_, snapshot_.step);
   place_ = together([&] { return rank_ == 0 ? prepare(target) : ""; })[0];
   if (has_parts(snapshot_)) gather_.emplace(snapshot_, shards_, *ranks_);
@@ -226,12 +228,16 @@ Snapshot stage(const Snapshot& snapshot, const SaveOptions& options, Snapshot re
                   .tensors = shapes_of(snapshot),
                   .trainer = snapshot.trainer};
   const std::vector<Shard> shards = plan_shards(snapshot, options);
+  const auto copy = [&](const std::string& name, const at::Tensor& tensor,
+                        const at::Tensor& place) {
+    return copied(tensor, snapshot.tensors.at(name).scalar_type(), place, options.pin_memory);
+  };
   if (has_parts(snapshot)) {
     const PartGather gather(snapshot, shards, *options.ranks);
     for (const auto& [name, part] : snapshot.parts) {
-      const auto& place = reused.parts[name].tensor;
-      staged.parts[name] = {gather.takes_own(name) ? copied(part.tensor, place, options.pin_memory)
-                                                   : shape_of(part.tensor),
+      staged.parts[name] = {gather.takes_own(name)
+                                ? copy(name, part.tensor, reused.parts[name].tensor)
+                                : shape_of(part.tensor),
                             part.offsets};
     }
     return staged;
@@ -242,8 +248,7 @@ Snapshot stage(const Snapshot& snapshot, const SaveOptions& options, Snapshot re
     for (const auto& info : shard.tensors) {
       const at::Tensor contents =
           snapshot.fetch ? snapshot.fetch(info.name) : snapshot.tensors.at(info.name);
-      if (!own) continue;
-      staged.tensors[info.name] = copied(contents, reused.tensors[info.name], options.pin_memory);
+      if (own) staged.tensors[info.name] = copy(info.name, contents, reused.tensors[info.name]);
     }
   }
   return staged;

@@ -35,7 +35,6 @@ struct Saver::Job {
     const auto count = [this] { ++progress; };
     return {.ranks = &ranks, .pin_memory = options.mode == AsyncMode::kPinned, .progress = count};
   }
-  void done(const fs::path& saved, Clock::time_point start);
   [[noreturn]] void fail_lost(const std::string& error);
   std::string name() const {
     return fmt::format("rank {}: save {} (step {})", ranks.global_rank(), number, step);
@@ -60,17 +59,11 @@ void Saver::Job::fail_lost(const std::string& error) {
 }
 
 // What is saved is safe, whatever becomes of the older ones.
-void Saver::Job::done(const fs::path& saved, Clock::time_point start) {
-  others.erase(step);
-  if (ranks.rank() != 0) return;
-  log::info("saved {} in {}", saved.string(), human_seconds(seconds_since(start)));
+void purge_or_warn(const fs::path& folder, const PurgeOptions& options) {
   try {
-    checkpoint::purge(options.folder, {.keep_latest_k = options.keep_latest_k,
-                                       .saved_step = step,
-                                       .others = others,
-                                       .progress = [this] { ++progress; }});
+    purge(folder, options);
   } catch (const std::exception& error) {
-    log::warn("old checkpoints in '{}' are not deleted: {}", options.folder.string(), error.what());
+    log::warn("old checkpoints in '{}' are not deleted: {}", folder.string(), error.what());
   }
 }
 
@@ -87,6 +80,7 @@ Saver::~Saver() {
     failure_ = error.what();
   }
   if (failure_) log::error("a checkpoint could not be saved: {}", *failure_);
+  end_purging();
 }
 
 void Saver::goes_on_from(int64_t step) {
@@ -109,46 +103,85 @@ void Saver::save(const Snapshot& snapshot) {
   const SaveOptions options = job_->save_options();
   const bool at_once = job_->options.mode == AsyncMode::kDisabled;
   job_->saved = at_once ? snapshot : stage(snapshot, options, std::move(job_->saved));
-  std::packaged_task<void()> task([job = job_, options, start] {
-    job->done(checkpoint::save(job->options.folder, job->saved, options), start);
+  saving_.start([job = job_, options, start] {
+    const fs::path saved = checkpoint::save(job->options.folder, job->saved, options);
+    if (job->ranks.rank() != 0) return;
+    log::info("saved {} in {}", saved.string(), human_seconds(seconds_since(start)));
   });
-  under_way_ = task.get_future();
-  thread_ = std::thread(std::move(task));
   if (!at_once) return;
   end_save();
   job_->saved = {};
 }
 
-// Ends with an error when there is no progress any more; by then the ranks' own limit has ended a
-// wait for another rank.
-void Saver::wait() {
+void Saver::Task::start(std::function<void()> action) {
+  std::packaged_task<void()> task(std::move(action));
+  end = task.get_future();
+  thread = std::thread(std::move(task));
+}
+
+// False if there is no progress any more; by then the ranks' own limit has ended a wait for another
+// rank. The thread is left to itself.
+bool Saver::wait_for(Task& task) {
   int64_t before = job_->progress;
-  while (under_way_.wait_for(2 * job_->options.timeout) != std::future_status::ready) {
+  while (task.end.wait_for(2 * job_->options.timeout) != std::future_status::ready) {
     const int64_t now = job_->progress;
     if (now == before) {
-      job_->ended = true;
-      thread_.detach();
-      under_way_ = {};
-      throw UserError(job_->given_up_text());
+      task.thread.detach();
+      task.end = {};
+      return false;
     }
     before = now;
   }
-  thread_.join();
+  task.thread.join();
+  return true;
 }
 
 // Waits for the save under way and throws what it failed with.
 void Saver::end_save() {
-  wait();
+  if (!wait_for(saving_)) {
+    job_->ended = true;
+    throw UserError(job_->given_up_text());
+  }
   try {
-    under_way_.get();
+    saving_.end.get();
   } catch (const dtensor::CollectiveError& error) {
     job_->fail_lost(error.what());
   }
+  job_->others.erase(job_->step);
+  start_purging();
+}
+
+// Beside the steps that follow: the other ranks do not wait for it.
+void Saver::start_purging() {
+  if (job_->ranks.rank() != 0) return;
+  if (purging_.under_way()) return;  // the next one deletes what this would
+  end_purging();
+  purging_.start(
+      [job = job_, options = PurgeOptions{.keep_latest_k = job_->options.keep_latest_k,
+                                          .saved_step = job_->step,
+                                          .others = job_->others,
+                                          .progress = [job = job_] { ++job->progress; }}] {
+        purge_or_warn(job->options.folder, options);
+      });
+}
+
+void Saver::end_purging() {
+  if (!purging_.end.valid()) return;
+  if (wait_for(purging_)) {
+    purging_.end.get();
+  } else {
+    log::warn("deleting old checkpoints in '{}' makes no progress, and is given up",
+              job_->options.folder.string());
+  }
+}
+
+bool Saver::Task::under_way() const {
+  return end.valid() && end.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
 }
 
 // The same, but keeps what it failed with if all ranks know of it.
 void Saver::collect() {
-  if (!under_way_.valid()) return;
+  if (!saving_.end.valid()) return;
   try {
     end_save();
   } catch (const std::exception& error) {
@@ -158,14 +191,13 @@ void Saver::collect() {
 }
 
 std::optional<std::string> Saver::failure() {
-  const bool ended = under_way_.valid() &&
-                     under_way_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
-  if (ended) collect();
+  if (!saving_.under_way()) collect();
   return std::exchange(failure_, std::nullopt);
 }
 
 void Saver::finish() {
   collect();
+  end_purging();
   if (failure_) throw UserError(*std::exchange(failure_, std::nullopt));
 }
 

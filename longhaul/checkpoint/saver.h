@@ -3,6 +3,7 @@
 // from one thread; ranks call it together.
 #pragma once
 
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -52,19 +53,28 @@ class Saver {
 
   // What became of a save that has ended since the last call, if it failed. Each is told once.
   std::optional<std::string> failure();
-  // Waits for a save under way. UserError if the last one failed and nobody has asked about it.
+  // Waits for a save under way, and for the deletion of older ones. UserError if the last one
+  // failed and nobody has asked about it.
   void finish();
 
  private:
   struct Job;
-  void wait();
+  // One action at a time on a thread of its own.
+  struct Task {
+    std::thread thread;
+    std::future<void> end;  // valid until what became of it is known
+    void start(std::function<void()> action);
+    bool under_way() const;
+  };
+  bool wait_for(Task& task);
   void end_save();
   void collect();
+  void start_purging();
+  void end_purging();
 
-  // Shared with the thread, which outlives the Saver if it was given up.
+  // Shared with the threads, which outlive the Saver if they are given up.
   std::shared_ptr<Job> job_;
-  std::thread thread_;
-  std::future<void> under_way_;
+  Task saving_, purging_;
   std::optional<std::string> failure_;  // of the last save
 };
 

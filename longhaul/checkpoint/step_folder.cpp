@@ -8,7 +8,10 @@
 
 #include <cerrno>
 #include <charconv>
+#include <map>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -32,29 +35,60 @@ void remove_logged(const fs::path& path) {
 // Of a hidden folder `.<name>.tmp-<pid>` or `.<name>.tmp-<pid>-old`.
 struct Hidden {
   std::string final_name, pid;
+  bool old = false;
 };
 
 std::optional<Hidden> parse_hidden(std::string_view name) {
   constexpr std::string_view kTemporary = ".tmp-", kOld = "-old";
-  if (name.ends_with(kOld)) name.remove_suffix(kOld.size());
+  const bool old = name.ends_with(kOld);
+  if (old) name.remove_suffix(kOld.size());
   const size_t at = name.rfind(kTemporary);
   if (!name.starts_with(".") || at == std::string_view::npos || at < 2) return std::nullopt;
   const std::string_view pid = name.substr(at + kTemporary.size());
   if (pid.empty() || pid.find_first_not_of("0123456789") != std::string_view::npos) {
     return std::nullopt;
   }
-  return Hidden{std::string(name.substr(1, at - 1)), std::string(pid)};
+  return Hidden{std::string(name.substr(1, at - 1)), std::string(pid), old};
 }
 
+// The hidden folders that this process works on.
+class Held {
+ public:
+  void add(const fs::path& path) {
+    const std::lock_guard lock(mutex_);
+    paths_.insert(path);
+  }
+  void remove(const fs::path& path) {
+    const std::lock_guard lock(mutex_);
+    paths_.erase(path);
+  }
+  bool contains(const fs::path& path) {
+    const std::lock_guard lock(mutex_);
+    return paths_.contains(path);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<fs::path> paths_;
+};
+
+Held& held() {
+  static Held instance;
+  return instance;
+}
+
+// Of another process: one with this one's id is a former one, as in a container that was started
+// again.
 bool process_lives(const std::string& pid_text) {
   pid_t pid = 0;
   std::from_chars(pid_text.data(), pid_text.data() + pid_text.size(), pid);
-  return pid > 0 && (::kill(pid, 0) == 0 || errno == EPERM);
+  return pid > 0 && pid != ::getpid() && (::kill(pid, 0) == 0 || errno == EPERM);
 }
 
 // A lock dies with its process, whatever happens to process ids. Where folders cannot be locked
 // (NFS), the process id in the name decides.
 bool is_stale(const fs::path& path, const std::string& pid) {
+  if (held().contains(path)) return false;
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return false;
   const FileDescriptor owner(fd);
@@ -102,11 +136,13 @@ TemporaryFolder::TemporaryFolder(fs::path final_path)
     fail_file("create the folder", path_, error ? error.value() : EEXIST);
   }
   lock_ = open_file(path_, O_RDONLY | O_DIRECTORY, "open the folder");
+  held().add(path_);
   ::flock(lock_.get(), LOCK_EX | LOCK_NB);
 }
 
 TemporaryFolder::~TemporaryFolder() {
   if (!left_) remove_logged(path_);
+  held().remove(path_);
 }
 
 void TemporaryFolder::publish() {
@@ -128,10 +164,21 @@ void remove_stale(const fs::path& folder,
                   const std::function<bool(const std::string& final_name)>& is_asked_for) {
   std::error_code error;
   std::vector<fs::path> stale;
+  std::map<fs::path, fs::path> to_put_back;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     const auto hidden = parse_hidden(entry.path().filename().string());
     if (!hidden || !is_asked_for(hidden->final_name)) continue;
-    if (is_stale(entry.path(), hidden->pid)) stale.push_back(entry.path());
+    if (!is_stale(entry.path(), hidden->pid)) continue;
+    const fs::path final_path = folder / hidden->final_name;
+    if (hidden->old && !fs::exists(final_path)) {
+      to_put_back[entry.path()] = final_path;
+    } else {
+      stale.push_back(entry.path());
+    }
+  }
+  for (const auto& [aside, final_path] : to_put_back) {
+    log::info("putting '{}' back, which an interrupted save has moved aside", final_path.string());
+    rename_or_fail(aside, final_path);
   }
   for (const auto& path : stale) {
     log::info("removing '{}', which an interrupted save has left", path.string());

@@ -21,8 +21,8 @@ class TemporaryFolder {
   const fs::path& path() const { return path_; }
   // Gives it the final name, durably; what had that name is removed with this object.
   void publish();
-  // It stays when the object goes, because others may still write into it. The next save clears it
-  // away, once their processes have ended.
+  // It stays when the object goes, because other ranks may still write into it. A later save clears
+  // it away.
   void leave() { left_ = true; }
 
  private:
@@ -35,7 +35,7 @@ class TemporaryFolder {
 void remove_step(const fs::path& step_folder);
 
 // Removes the temporaries in `folder` that no living process works on, of the final names that are
-// asked for.
+// asked for. A folder that was moved aside for another, which did not come, gets its name back.
 void remove_stale(const fs::path& folder,
                   const std::function<bool(const std::string& final_name)>& is_asked_for);
 

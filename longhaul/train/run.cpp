@@ -14,6 +14,7 @@
 #include "longhaul/base/progress.h"
 #include "longhaul/base/quiet.h"
 #include "longhaul/base/text.h"
+#include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/checkpoint/saver.h"
 #include "longhaul/config/capability.h"
 #include "longhaul/config/write.h"
@@ -42,11 +43,13 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// What the first rank says of a question that only it should look into. Collective.
-int64_t ask_first(const parallel::ParallelDims& dims, const std::function<int64_t()>& question) {
-  at::Tensor answer = at::full({1}, dims.is_first() ? question() : 0, at::kLong);
-  dims.all->broadcast(answer, 0).wait();
-  return answer.item<int64_t>();
+// Whether the folder holds a complete checkpoint of that step, whatever its checksums say.
+bool is_complete(const fs::path& step_folder, int64_t step) {
+  try {
+    return checkpoint::CheckpointReader(step_folder).manifest().step == step;
+  } catch (const UserError&) {
+    return false;
+  }
 }
 
 checkpoint::SaverOptions saver_options(const JobConfig& config) {
@@ -103,6 +106,7 @@ class Run {
   bool is_saved() const;
   bool due(int64_t every) const { return every > 0 && trainer_.progress().step % every == 0; }
   void save(bool last);
+  void rescue_state();
   void save_in_hf();
   void finish_saving();
   void report_failed_save();
@@ -344,7 +348,10 @@ void Run::look_for_end_of_data() {
 bool Run::is_saved() const {
   const fs::path there =
       checkpoint::step_path(checkpoint_folder(config_), trainer_.progress().step);
-  return ask_first(trainer_.dims(), [&] { return int64_t{fs::exists(there)}; }) == 1;
+  const auto& dims = trainer_.dims();
+  return dtensor::together(dims.all.get(), [&] {
+           return dims.is_first() && is_complete(there, trainer_.progress().step) ? "yes" : "";
+         })[0] == "yes";
 }
 
 void Run::save(bool last) {
@@ -362,15 +369,35 @@ void Run::save(bool last) {
   // Ranks that write are waited for longer than ranks that compute.
   world_.set_timeout(std::chrono::seconds(config_.comm.init_timeout_seconds));
   const bool weights_only = last && options.last_save_model_only;
-  // Before the checkpoint, with which the run is finished.
-  if (weights_only && options.last_save_in_hf) save_in_hf();
-  if (trainer_.progress().step == first_step_ && is_saved()) {
-    log::info("step {} stays as it is saved: the run goes on from it", first_step_);
-  } else {
-    saver_->save(weights_only ? trainer_.weights(export_dtype(config_)) : trainer_.snapshot());
+  try {
+    // Before the checkpoint, with which the run is finished.
+    if (weights_only && options.last_save_in_hf) save_in_hf();
+    if (trainer_.progress().step == first_step_ && is_saved()) {
+      log::info("step {} stays as it is saved: the run goes on from it", first_step_);
+    } else {
+      saver_->save(weights_only ? trainer_.weights(export_dtype(config_)) : trainer_.snapshot());
+    }
+  } catch (const UserError&) {
+    if (weights_only) rescue_state();
+    throw;
   }
   world_.set_timeout(std::chrono::seconds(config_.comm.train_timeout_seconds));
   saving_seconds_ += seconds_since(start);
+}
+
+// Where the weights could not be saved alone (values too large for their dtype, a folder that
+// cannot be written), the steps since the last checkpoint are not lost for it.
+void Run::rescue_state() {
+  try {
+    saver_->save(trainer_.snapshot());
+    saver_->finish();
+    if (is_first_rank()) {
+      log::info("the weights are not saved alone, but the whole state of step {} is",
+                trainer_.progress().step);
+    }
+  } catch (const Error& error) {
+    log::error("step {} is lost: {}", trainer_.progress().step, error.what());
+  }
 }
 
 void Run::save_in_hf() {

@@ -139,50 +139,58 @@ checkpoint::Snapshot Trainer::snapshot() const {
   for (const auto& state : parameters_) {
     const auto moments = optimizer_.state().find(state.name);
     if (moments == optimizer_.state().end()) continue;
-    add_state(snapshot, kExpAvg + state.name, state, moments->second.exp_avg);
-    add_state(snapshot, kExpAvgSq + state.name, state, moments->second.exp_avg_sq);
-    steps[state.name] = moments->second.step;
+    const auto& [exp_avg, exp_avg_sq, step] = moments->second;
+    add_state(snapshot, kExpAvg + state.name, state, exp_avg, std::nullopt);
+    add_state(snapshot, kExpAvgSq + state.name, state, exp_avg_sq, std::nullopt);
+    steps[state.name] = step;
   }
   return snapshot;
 }
 
-// `tensor` is what this rank holds of it, and lies in it as parameter or buffer `of` does.
+// `tensor` is what this rank holds of it, and lies in it as parameter or buffer `of` does; it is
+// saved in `dtype`, if given.
 void Trainer::add_state(checkpoint::Snapshot& snapshot, const std::string& name,
-                        const nn::NamedParameter& of, const at::Tensor& tensor) const {
-  if (dims_.all->size() == 1) {
+                        const nn::NamedParameter& of, const at::Tensor& tensor,
+                        std::optional<at::ScalarType> dtype) const {
+  if (dims_.all->size() == 1 && !dtype) {
     snapshot.tensors[name] = tensor;
     return;
   }
   const nn::Part part = fsdp_->part_of(of);
-  snapshot.tensors[name] =
-      at::empty(part.global_sizes, at::device(at::kMeta).dtype(tensor.scalar_type()));
+  snapshot.tensors[name] = at::empty(
+      part.global_sizes, at::device(at::kMeta).dtype(dtype.value_or(tensor.scalar_type())));
   snapshot.parts[name] = {tensor, part.offsets};
+}
+
+// Values may be out of range on one rank alone.
+void Trainer::check_range(const checkpoint::Snapshot& snapshot) const {
+  dtensor::together(dims_.all.get(), [&] {
+    for (const auto& [name, part] : snapshot.parts) {
+      to_dtype(name, part.tensor, snapshot.tensors.at(name).scalar_type());
+    }
+    return "";
+  });
 }
 
 checkpoint::Snapshot Trainer::weights(std::optional<at::ScalarType> dtype) const {
   checkpoint::Snapshot snapshot;
   snapshot.step = progress_.step;
   snapshot.model_only = true;
-  const auto add = [&] {
-    for (const auto& parameter : model_->parameters()) {
-      const at::Tensor own = parameter.tensor->detach();
-      add_state(snapshot, parameter.name, parameter,
-                dtype ? to_dtype(parameter.name, own, *dtype) : own);
-    }
-    return "";
-  };
-  if (dtype) {
-    dtensor::together(dims_.all.get(), add);  // values may not fit on one rank alone
-  } else {
-    add();
+  for (const auto& parameter : model_->parameters()) {
+    add_state(snapshot, parameter.name, parameter, parameter.tensor->detach(), dtype);
   }
-  for (const auto& bias : model_->buffers()) add_state(snapshot, bias.name, bias, *bias.tensor);
-  if (dims_.all->size() > 1) {
+  for (const auto& bias : model_->buffers()) {
+    const auto own = dtype ? std::optional(bias.tensor->scalar_type()) : std::nullopt;
+    add_state(snapshot, bias.name, bias, *bias.tensor, own);
+  }
+  if (dtype == at::kHalf) check_range(snapshot);
+  if (!snapshot.parts.empty()) {
     std::map<std::string, nn::NamedParameter> states;
     for (const auto& state : state_tensors(*model_)) states.emplace(state.name, state);
-    snapshot.fetch = [this, parts = snapshot.parts,
+    snapshot.fetch = [this, tensors = snapshot.tensors, parts = snapshot.parts,
                       states = std::move(states)](const std::string& name) {
-      return fsdp_->whole_of(states.at(name), parts.at(name).tensor);
+      return fsdp_->whole_of(states.at(name), parts.at(name).tensor)
+          .to(tensors.at(name).scalar_type());
     };
   }
   snapshot.trainer = {{"step", progress_.step},

@@ -95,7 +95,9 @@ class Trainer {
   };
 
   void add_state(checkpoint::Snapshot& snapshot, const std::string& name,
-                 const nn::NamedParameter& of, const at::Tensor& tensor) const;
+                 const nn::NamedParameter& of, const at::Tensor& tensor,
+                 std::optional<at::ScalarType> dtype) const;
+  void check_range(const checkpoint::Snapshot& snapshot) const;
   void check_moments(const checkpoint::CheckpointReader& reader, const std::string& origin) const;
   void restore_moments(const checkpoint::CheckpointReader& reader);
   data::RowRange rows_of_step() const;

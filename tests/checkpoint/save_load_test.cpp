@@ -174,6 +174,20 @@ TEST(SaveLoad, FolderThatCannotBeMade) {
               HasSubstr((folder / "file").string()));
 }
 
+// Where two folders cannot be exchanged in one move, a save may die between two moves.
+TEST(SaveLoad, WhatWasMovedAsideForASaveThatDiedIsPutBack) {
+  const TempFolder folder;
+  const Snapshot old = make_snapshot(3), other = make_snapshot(4);
+  save(folder.path(), old);
+  fs::rename(folder / "step-3", folder / ".step-3.tmp-99999999-old");
+  save(folder.path(), other);
+  fs::create_directory(folder / ".step-4.tmp-99999999-old");  // its new folder came
+  save(folder.path(), make_snapshot(5));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("step-3", "step-4", "step-5"));
+  expect_same(load(folder / "step-3"), old);
+  expect_same(load(folder / "step-4"), other);
+}
+
 TEST(SaveLoad, StaleTemporariesAreRemoved) {
   const TempFolder folder;
   // An id above the kernel's limit belongs to nobody; our own is what a restarted container has.

@@ -160,12 +160,15 @@ TEST(Saver, LeavesTheStepsOfAnotherHistoryAlone) {
   EXPECT_THAT(log.text(),
               HasSubstr("holds checkpoints after step 200, where this run goes on: 300"));
   saver.save(make_snapshot(210));
+  saver.finish();
   EXPECT_THAT(names_in(folder.path()), ElementsAre("step-210", "step-300"));
   saver.save(make_snapshot(310));
+  saver.finish();
   EXPECT_THAT(names_in(folder.path()), ElementsAre("step-300", "step-310"));
   // Saved again, it is the run's own.
   saver.save(make_snapshot(300));
   saver.save(make_snapshot(320));
+  saver.finish();
   EXPECT_THAT(names_in(folder.path()), ElementsAre("step-320"));
 }
 

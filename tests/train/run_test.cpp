@@ -34,6 +34,21 @@ void write_uneven_rows(const fs::path& path) {
   write_text(path, text);
 }
 
+TEST(Run, WeightsThatCannotBeSavedAloneLoseNoStep) {
+  const GoldenJob job("hf_base", batches());
+  const auto config = job.config({"--training.steps", "2", "--checkpoint.export_dtype", "float16",
+                                  "--optimizer.lr", "1e6"});
+  try {
+    run(config);
+    ADD_FAILURE() << "weights of a million were saved as float16";
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("above 65504"), std::string::npos) << error.what();
+  }
+  const auto saved = checkpoint::find_resumable(job.folder.path() / "run/checkpoint");
+  ASSERT_TRUE(saved);
+  EXPECT_EQ(checkpoint::load(*saved).step, 2);
+}
+
 TEST(Run, AccumulationGivesTheGradientsOfTheWholeBatch) {
   const GoldenJob whole("hf_base", batches()), parts("hf_base", batches());
   for (const auto* job : {&whole, &parts}) write_uneven_rows(job->folder.path() / "rows.jsonl");
