@@ -62,6 +62,14 @@ TEST_F(Prepare, TokensAreThoseOfTheText) {
   }
 }
 
+// A chunk's documents are of several shards, of which only the last is open when they are copied.
+TEST_F(Prepare, AChunkOfSeveralShards) {
+  const std::string large(300'000, 'x');  // mapped by itself, so that it is gone when unmapped
+  for (int i = 0; i < 3; ++i) folder_.write("corpus/z" + std::to_string(i), large);
+  prepare_small();
+  EXPECT_EQ(read(tokens().string()).ids, read(corpus()).ids);
+}
+
 TEST_F(Prepare, TellsHowFarItIs) {
   int64_t last = 0, all = 0;
   prepare_small({.progress = [&](int64_t done, int64_t total) {
