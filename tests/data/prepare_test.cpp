@@ -135,6 +135,24 @@ TEST_F(Prepare, OtherInputIsRefused) {
               HasSubstr("is not empty"));
 }
 
+// Another token that ends a text makes other tokens, though all else is the same.
+TEST_F(Prepare, TheEndOfTextTokenCounts) {
+  BpeTrainingOptions options;
+  options.vocab_size = 258;
+  options.special_tokens = {"<|endoftext|>", "</s>"};
+  folder_.write("tokenizer/tokenizer.json", train_bpe({"x"}, options).json);
+  const auto with_end = [&](const std::string& end) {
+    folder_.write("tokenizer/tokenizer_config.json", "{\"eos_token\": \"" + end + "\"}");
+    return Tokenizer::load(folder_.path() / "tokenizer");
+  };
+  const auto one = with_end("<|endoftext|>"), other = with_end("</s>");
+  ASSERT_NE(one.eos_id(), other.eos_id());
+  EXPECT_NE(one.fingerprint(), other.fingerprint());
+  prepare(corpus(), one, tokens(), {});
+  EXPECT_THAT(user_error([&] { prepare(corpus(), other, tokens(), {}); }),
+              HasSubstr("another tokenizer"));
+}
+
 TEST_F(Prepare, DamageIsFound) {
   const auto shard = prepare_small().prepared.shards[3];
   std::string bytes = read_file(shard.path);
