@@ -23,12 +23,12 @@ class TextReader : public DocumentReader {
       document = {std::move(text), replaced};
       return true;
     } catch (const BrokenData& error) {
-      bad_.add(file_.path.string(), error.what());
+      bad_.add([&] { return file_.path.string(); }, error.what());
     } catch (const FileError&) {
       throw;
     } catch (const UserError& error) {
       if (!options_.skip_bad) throw;
-      bad_.add("not a text", error.what());
+      bad_.add([&] { return file_.path.string(); }, error.what());
     }
     return false;
   }

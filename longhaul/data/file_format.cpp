@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
+#include "longhaul/data/utf8.h"
+
 namespace longhaul::data {
 namespace {
 
 constexpr size_t kBeginning = size_t{64} << 10;
 constexpr std::string_view kBlanks = " \t\r\n";
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 std::string_view trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(kBlanks);

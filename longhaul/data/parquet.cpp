@@ -114,7 +114,7 @@ class ParquetReader : public DocumentReader {
     } catch (const BrokenData& error) {
       ended_ = true;
       ++row_;
-      bad_.add(place(), error.what());
+      leave_out(error.what());
     }
   }
 
@@ -145,21 +145,17 @@ class ParquetReader : public DocumentReader {
 
   bool take(int64_t index, Document& document) {
     if (batch_->column(0)->IsNull(index)) {
-      bad_.add(place(), fmt::format("the column \"{}\" is null", options_.text_field));
+      leave_out(fmt::format("the column \"{}\" is null", options_.text_field));
       return false;
     }
-    const std::string_view text = value(index);
-    const std::string invalid = what_is_invalid(text);
-    if (!invalid.empty() && options_.on_invalid == InvalidText::kStop) {
-      bad_.add(place(), invalid);
-      return false;
-    }
-    document = {invalid.empty() ? std::string(text) : replace_invalid(text), !invalid.empty()};
-    return true;
+    const std::string why = take_text(value(index), options_.on_invalid, document);
+    if (!why.empty()) leave_out(why);
+    return why.empty();
   }
 
-  std::string place() const {
-    return fmt::format("{}:{}", file_.path.string(), unit_.first_row + row_);
+  void leave_out(const std::string& why) {
+    bad_.add([this] { return fmt::format("{}:{}", file_.path.string(), unit_.first_row + row_); },
+             why);
   }
 
   const SourceFile& file_;

@@ -140,6 +140,25 @@ TEST(Documents, BadRowsAreToldByFileAndRow) {
                         "left out"));
 }
 
+// Where a row stands is looked up only while rows are told: it costs reading what is before it.
+TEST(BadDocuments, ThatAreNotToldCostNothing) {
+  test::LogCapture log;
+  BadDocuments bad(true);
+  int asked = 0;
+  for (int i = 0; i < 2000; ++i) {
+    bad.add([&] { return "row " + std::to_string(++asked); }, "no text");
+  }
+  EXPECT_EQ(bad.count(), 2000);
+  EXPECT_EQ(asked, 10);
+  EXPECT_THAT(log.text(), AllOf(HasSubstr("row 10: no text: left out; further ones are only"),
+                                HasSubstr("100 bad documents are left out so far"),
+                                HasSubstr("1,000 bad documents are left out so far")));
+  BadDocuments few(true, 3);
+  for (int i = 0; i < 2; ++i) few.add([] { return "x"; }, "no text");
+  EXPECT_THAT(user_error([&] { few.add([] { return "a:3"; }, "no text"); }),
+              AllOf(HasSubstr("a:3: no text"), HasSubstr("like the 2 documents before it")));
+}
+
 TEST(Documents, TruncatedCompressedFiles) {
   const TemporaryFolder folder;
   Texts texts;
