@@ -6,6 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include "longhaul/base/quiet.h"
+
 namespace longhaul {
 
 void parallel_tasks(size_t count, const std::function<void(size_t)>& task, size_t max_threads) {
@@ -24,7 +26,11 @@ void parallel_tasks(size_t count, const std::function<void(size_t)>& task, size_
   const size_t threads = std::min(count, max_threads == 0 ? cores : max_threads);
   {
     std::vector<std::jthread> others;
-    for (size_t i = 1; i < threads; ++i) others.emplace_back(work);
+    const auto work_quietly = [&work, quiet = is_quiet()] {
+      const Quiet as_the_caller(quiet);
+      work();
+    };
+    for (size_t i = 1; i < threads; ++i) others.emplace_back(work_quietly);
     work();
   }
   for (const auto& error : errors) {

@@ -1,5 +1,7 @@
 #include "longhaul/config/raw_value.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -34,6 +36,12 @@ struct Describe {
 struct Mismatch {
   const RawValue* value;
   const char* expected;
+};
+
+// Thrown inside this file only: a table of a list has a key that there is not.
+struct UnknownKey {
+  std::string key;
+  Strings known;
 };
 
 template <typename T>
@@ -142,7 +150,7 @@ struct Read<Mix> {
       } else if (key == "weight") {
         part.weight = Read<double>::from(of_key);
       } else {
-        throw Mismatch{&value, kExpected};
+        throw UnknownKey{key, {"path", "weight"}};
       }
     }
     return part;
@@ -253,6 +261,13 @@ void assign(const Option& option, const RawValue& raw, const Origin& origin, Job
   } catch (const Mismatch& mismatch) {
     fail_value(option, origin,
                fmt::format("expected {}, got {}", mismatch.expected, describe(*mismatch.value)));
+  } catch (const UnknownKey& unknown) {
+    const std::string hint = did_you_mean(unknown.key, unknown.known);
+    fail_value(
+        option, origin,
+        fmt::format(
+            "unknown key '{}'{}", unknown.key,
+            hint.empty() ? fmt::format("; known are {}", fmt::join(unknown.known, ", ")) : hint));
   }
 }
 

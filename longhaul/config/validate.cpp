@@ -158,7 +158,8 @@ void settle(JobConfig& config) {
   };
   auto& training = config.training;
   auto& validation = config.validation;
-  if (has_files(training.dataset, training.dataset_path)) training.dataset = "files";
+  const bool mixed = !training.mix.empty() && training.dataset != "tokenized";
+  if (mixed || has_files(training.dataset, training.dataset_path)) training.dataset = "files";
   if (has_files(validation.dataset, validation.dataset_path)) validation.dataset = "files";
   if (validation.split > 0 && !validation.dataset_path) validation.dataset = "files";
 }

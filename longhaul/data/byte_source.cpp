@@ -5,8 +5,8 @@
 #include <zlib.h>
 #include <zstd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <vector>
 
 #include "longhaul/base/file.h"
@@ -72,8 +72,10 @@ class GzipBytes : public ByteSource {
   GzipBytes(const GzipBytes&) = delete;
 
   size_t read(char* out, size_t size) override {
+    constexpr size_t kMostAtOnce = size_t{1} << 30;  // zlib counts in 32 bits
+    size = std::min(size, kMostAtOnce);
     stream_.next_out = reinterpret_cast<Bytef*>(out);
-    stream_.avail_out = narrow<uInt>(static_cast<int64_t>(size));
+    stream_.avail_out = static_cast<uInt>(size);
     while (stream_.avail_out == size && !ended_) inflate_some(size);
     return size - stream_.avail_out;
   }
@@ -88,6 +90,7 @@ class GzipBytes : public ByteSource {
       stream_.avail_in = narrow<uInt>(static_cast<int64_t>(input_.size()));
     }
     if (between_members_) {
+      if (skip_zeros()) return;
       inflateReset(&stream_);
       between_members_ = false;
     }
@@ -99,6 +102,12 @@ class GzipBytes : public ByteSource {
       throw BrokenData(fmt::format("the gzip data are damaged ({})",
                                    stream_.msg ? stream_.msg : "no reason given"));
     }
+  }
+
+  // Zero bytes behind a member fill up a block of a tape or disk. True if there is nothing else yet.
+  bool skip_zeros() {
+    for (; stream_.avail_in > 0 && *stream_.next_in == 0; --stream_.avail_in) ++stream_.next_in;
+    return stream_.avail_in == 0;
   }
 
   void end() {
@@ -116,11 +125,15 @@ class ZstdBytes : public ByteSource {
  public:
   explicit ZstdBytes(const fs::path& path) : input_(path), stream_(ZSTD_createDStream()) {
     LONGHAUL_CHECK(stream_, "ZSTD_createDStream failed");
+    // Of `zstd --long`; what a file was not compressed with costs nothing.
+    const int largest_window = ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound;
+    ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax, largest_window);
   }
 
   size_t read(char* out, size_t size) override {
     ZSTD_outBuffer to = {out, size, 0};
     while (to.pos == 0) {
+      if (!damage_.empty()) throw BrokenData(damage_);
       if (from_.pos == from_.size && !flushing_) {
         if (!input_.fill()) {
           if (inside_frame_) throw BrokenData("the Zstandard data end early: truncated");
@@ -130,8 +143,9 @@ class ZstdBytes : public ByteSource {
       }
       const size_t left = ZSTD_decompressStream(stream_.get(), &to, &from_);
       if (ZSTD_isError(left)) {
-        throw BrokenData(
-            fmt::format("the Zstandard data are damaged ({})", ZSTD_getErrorName(left)));
+        // What came before the damage is handed out first.
+        damage_ = fmt::format("the Zstandard data are damaged ({})", ZSTD_getErrorName(left));
+        continue;
       }
       inside_frame_ = left != 0;
       flushing_ = to.pos == to.size && inside_frame_;  // it may hold more than fitted
@@ -149,6 +163,7 @@ class ZstdBytes : public ByteSource {
   std::unique_ptr<ZSTD_DStream, Free> stream_;
   ZSTD_inBuffer from_ = {nullptr, 0, 0};
   bool inside_frame_ = false, flushing_ = false;
+  std::string damage_;
 };
 
 }  // namespace
@@ -162,17 +177,17 @@ std::unique_ptr<ByteSource> open_bytes(const fs::path& path, Compression compres
   return std::make_unique<PlainBytes>(path, offset);
 }
 
-std::string read_all(ByteSource& source) {
-  std::string text;
-  size_t used = 0;
-  while (true) {
-    if (text.size() - used < kPiece) text.resize(2 * text.size() + kPiece);
+bool read_up_to(ByteSource& source, size_t size, std::string& text) {
+  size_t used = text.size();
+  bool more = true;
+  while (more && used < size) {
+    if (text.size() - used < kPiece) text.resize(std::min(size, 2 * text.size() + kPiece));
     const size_t got = source.read(text.data() + used, text.size() - used);
-    if (got == 0) break;
+    more = got > 0;
     used += got;
   }
   text.resize(used);
-  return text;
+  return more;
 }
 
 }  // namespace longhaul::data

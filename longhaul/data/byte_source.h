@@ -37,7 +37,8 @@ class ByteSource {
 std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path, Compression compression,
                                        uint64_t offset = 0);
 
-// The whole text. Throws as ByteSource::read.
-std::string read_all(ByteSource& source);
+// Appends to `text` until it has `size` bytes. False if the source ended before. Throws as
+// ByteSource::read.
+bool read_up_to(ByteSource& source, size_t size, std::string& text);
 
 }  // namespace longhaul::data

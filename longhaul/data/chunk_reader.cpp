@@ -40,8 +40,8 @@ bool ChunkReader::next(TokenizedCorpus& corpus) {
   std::vector<const std::string*> texts;
   bool any_text = false;
   for (const Item& item : items_) {
-    texts.push_back(item.prepared ? nullptr : &item.document.text);
-    any_text = any_text || !item.prepared;
+    texts.push_back(item.shard ? nullptr : &item.document.text);
+    any_text = any_text || !item.shard;
   }
   LONGHAUL_CHECK(!any_text || context_.encoders, "text without a tokenizer");
   const auto ids = any_text ? context_.encoders->encode(texts)
@@ -62,7 +62,7 @@ bool ChunkReader::fill() {
   items_.clear();
   uint64_t bytes = 0;
   for (Item item; bytes < options_.chunk_bytes && read_item(item);) {
-    bytes += item.prepared ? item.ids.size_bytes() : item.document.text.size();
+    bytes += item.shard ? item.ids.size_bytes() : item.document.text.size();
     items_.push_back(std::move(item));
   }
   return !items_.empty();
@@ -88,14 +88,14 @@ bool ChunkReader::open_next_unit() {
 // The next document that is on this side of the split.
 bool ChunkReader::read_item(Item& item) {
   while (reader_ || tokens_ || open_next_unit()) {
-    item.prepared = tokens_ != nullptr;
+    item.shard.reset();
     const bool there = tokens_ ? read_tokens(item) : reader_->next(item.document);
     if (!there) {
       if (!open_next_unit()) return false;
       continue;
     }
     const bool hashed = options_.split.fraction > 0 || options_.keep_hashes;
-    if (hashed && !item.prepared) item.hash = stable_hash(item.document.text);
+    if (hashed && !item.shard) item.hash = stable_hash(item.document.text);
     if (options_.split.fraction == 0 || options_.split.takes(item.hash)) return true;
   }
   return false;
@@ -109,6 +109,7 @@ bool ChunkReader::read_tokens(Item& item) {
   const uint64_t begin = document == 0 ? 0 : ends[document - 1], end = ends[document];
   const int32_t size = context_.sources->vocabulary->size;
   const bool sound = begin < end && end <= ids.size();
+  item.shard = tokens_->shard;
   item.ids = sound ? ids.subspan(begin, end - begin) : ids.first(0);
   item.hash = tokens_->shard.text_hashes()[document];
   if (!sound || std::any_of(item.ids.begin(), item.ids.end(),
@@ -121,7 +122,7 @@ bool ChunkReader::read_tokens(Item& item) {
 
 void ChunkReader::append(const Item& item, const std::vector<int32_t>& ids,
                          TokenizedCorpus& corpus) const {
-  if (item.prepared) {
+  if (item.shard) {
     corpus.ids.insert(corpus.ids.end(), item.ids.begin(), item.ids.end());
     const auto& token_bytes = context_.sources->vocabulary->token_bytes;
     for (const int32_t id : item.ids) {

@@ -3,8 +3,8 @@
 // whole (corpus.h) and as a stream (stream_dataset.h).
 #pragma once
 
-#include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -69,8 +69,8 @@ class ChunkReader {
   // A document: its text, or its ids where they are prepared.
   struct Item {
     Document document;
+    std::optional<TokenShard> shard;  // keeps mapped what `ids` looks at
     std::span<const int32_t> ids;
-    bool prepared = false;
     uint64_t hash = 0;
   };
   struct TokenUnit {

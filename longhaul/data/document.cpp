@@ -2,11 +2,17 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
+#include "longhaul/base/text.h"
 
 namespace longhaul::data {
 namespace {
 
 constexpr int64_t kMostTold = 10;
+
+bool is_power_of_ten(int64_t number) {
+  while (number % 10 == 0) number /= 10;
+  return number == 1;
+}
 
 }  // namespace
 
@@ -15,17 +21,40 @@ bool Split::takes(uint64_t text_hash) const {
   return in_validation == held_out;
 }
 
-void BadDocuments::add(const std::string& place, const std::string& reason) {
+std::string take_text(std::string_view text, InvalidText on_invalid, Document& document) {
+  std::string invalid = what_is_invalid(text);
+  if (!invalid.empty() && on_invalid == InvalidText::kStop) return invalid;
+  document = {invalid.empty() ? std::string(text) : replace_invalid(text), !invalid.empty()};
+  return "";
+}
+
+void BadDocuments::add(const std::function<std::string()>& place, const std::string& reason) {
   if (!skip_) {
     fail_user(
         "{}: {}; correct it, or have such documents left out: training.bad_documents = \"skip\", "
         "or --bad-documents skip of `longhaul data`",
-        place, reason);
+        place(), reason);
   }
-  const int64_t number = ++count_;
-  if (number > kMostTold) return;
-  log::warn("{}: {}: left out{}", place, reason,
-            number == kMostTold ? "; further ones are only counted" : "");
+  int64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    number = ++count_;
+  }
+  if (number == most_) {
+    fail_user("{}: {}; it is bad like the {} documents before it", place(),
+              reason, with_commas(number - 1));
+  }
+  if (number <= kMostTold) {
+    log::warn("{}: {}: left out{}", place(), reason,
+              number == kMostTold ? "; further ones are only counted" : "");
+  } else if (is_power_of_ten(number)) {
+    log::warn("{} bad documents are left out so far", with_commas(number));
+  }
+}
+
+int64_t BadDocuments::count() const {
+  const std::lock_guard lock(mutex_);
+  return count_;
 }
 
 }  // namespace longhaul::data

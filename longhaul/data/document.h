@@ -2,9 +2,12 @@
 // Called by the readers of files and by what tokenises them.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
+#include <functional>
+#include <limits>
+#include <mutex>
 #include <string>
+#include <string_view>
 
 #include "longhaul/data/text_file.h"
 
@@ -30,18 +33,28 @@ struct Split {
   bool takes(uint64_t text_hash) const;
 };
 
-// Counts the documents that cannot be read and tells the first few; or throws. Threads share one.
+// `text` as the document's, as it is or repaired. What is wrong with it where it may not be
+// repaired, and then the document is as before; else nothing.
+std::string take_text(std::string_view text, InvalidText on_invalid, Document& document);
+
+// Counts the documents that cannot be read and tells the first few, then how many there are, each
+// time they are ten times as many; or throws. Threads share one.
 class BadDocuments {
  public:
-  explicit BadDocuments(bool skip) : skip_(skip) {}
+  // `most`: the one that is the `most`-th is a UserError, too.
+  explicit BadDocuments(bool skip, int64_t most = std::numeric_limits<int64_t>::max())
+      : skip_(skip), most_(most) {}
 
-  // `place`: "file" or "file:row". UserError if such documents are not to be skipped.
-  void add(const std::string& place, const std::string& reason);
-  int64_t count() const { return count_; }
+  // `place`: "file" or "file:row", and is asked only if it is told. UserError if such documents are
+  // not to be skipped.
+  void add(const std::function<std::string()>& place, const std::string& reason);
+  int64_t count() const;
 
  private:
   const bool skip_;
-  std::atomic<int64_t> count_ = 0;
+  const int64_t most_;
+  mutable std::mutex mutex_;
+  int64_t count_ = 0;
 };
 
 }  // namespace longhaul::data

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
+#include "longhaul/data/utf8.h"
+
 namespace longhaul::data {
 namespace {
 
 constexpr size_t kBeginning = size_t{64} << 10;
 constexpr std::string_view kBlanks = " \t\r\n";
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 std::string_view trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(kBlanks);
@@ -46,7 +47,11 @@ Beginning beginning_of(ByteSource& source) {
 
 Compression compression_of(std::string_view bytes) {
   if (bytes.starts_with("\x1F\x8B")) return Compression::kGzip;
-  return bytes.starts_with("\x28\xB5\x2F\xFD") ? Compression::kZstd : Compression::kNone;
+  // A frame to skip comes first in what pzstd writes: 0x184D2A50 to 0x184D2A5F.
+  const bool is_skippable = bytes.size() >= 4 && (bytes[0] & 0xF0) == 0x50 &&
+                            bytes.substr(1).starts_with("\x2A\x4D\x18");
+  const bool is_zstd = bytes.starts_with("\x28\xB5\x2F\xFD") || is_skippable;
+  return is_zstd ? Compression::kZstd : Compression::kNone;
 }
 
 }  // namespace
@@ -69,9 +74,9 @@ bool looks_like_jsonl(std::string_view beginning, bool whole) {
     if (line.empty()) continue;
     if (!complete && lines > 0) break;
     ++lines;
-    objects += begins_like_object(line) && (line.ends_with('}') || !complete);
+    objects += begins_like_object(line);
   }
-  return 2 * objects > lines;
+  return objects > 0 && 2 * objects >= lines;
 }
 
 FileFormat recognize(const std::filesystem::path& path) {

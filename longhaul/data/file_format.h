@@ -11,7 +11,7 @@
 namespace longhaul::data {
 
 enum class Content {
-  kText,     // one document
+  kText,     // one document, unless it is very long
   kJsonl,    // a document a line
   kParquet,  // a document a row
   kTokens,   // prepared (token_shard.h)
@@ -28,8 +28,8 @@ std::string to_string(const FileFormat& format);
 // Looks at the beginning of the file. FileError if it cannot be read.
 FileFormat recognize(const std::filesystem::path& path);
 
-// Whether a text that begins so is JSONL: most of its lines look like objects. `whole`: nothing
-// follows.
+// Whether a text that begins so is JSONL: at least half of its lines begin like objects, whatever
+// becomes of them; their reader says what is wrong. `whole`: nothing follows.
 bool looks_like_jsonl(std::string_view beginning, bool whole);
 
 }  // namespace longhaul::data

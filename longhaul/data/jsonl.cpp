@@ -15,7 +15,6 @@ namespace {
 namespace dom = simdjson::dom;
 
 constexpr size_t kPiece = size_t{1} << 20;
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 const char* type_name(dom::element_type type) {
   switch (type) {
@@ -122,7 +121,7 @@ class JsonlReader : public DocumentReader {
     } catch (const BrokenData& error) {
       ended_ = true;
       ++number_;
-      bad_.add(place(), error.what());
+      leave_out(error.what());
     }
     return false;
   }
@@ -146,16 +145,20 @@ class JsonlReader : public DocumentReader {
       text.remove_prefix(kByteOrderMark.size());
     }
     if (current_.too_long) {
-      bad_.add(place(), fmt::format("the line is longer than {} bytes", kLongestLine));
+      leave_out(fmt::format("the line is longer than {} bytes", kLongestLine));
       return false;
     }
     if (is_blank(text)) return false;
     if (line_.read(text, document)) return true;
-    bad_.add(place(), line_.why());
+    leave_out(line_.why());
     return false;
   }
 
-  // The line's number in the file, which costs reading what stands before the unit.
+  void leave_out(const std::string& why) {
+    bad_.add([this] { return place(); }, why);
+  }
+
+  // With the line's number in the file, which costs reading what stands before the unit.
   std::string place() {
     if (!lines_before_) lines_before_ = count_lines_before();
     return fmt::format("{}:{}", file_.path.string(), *lines_before_ + number_);
@@ -202,8 +205,7 @@ bool JsonlLine::read(std::string_view line, Document& document) {
     why_ = what_is_invalid(line);
     return false;
   }
-  const std::string repaired = repair_utf8(line);
-  const bool taken = take_text(repaired, document);
+  const bool taken = take_text(repair_utf8(line), document);
   document.replaced = true;
   return taken;
 }
@@ -230,14 +232,8 @@ bool JsonlLine::take_text(std::string_view line, Document& document) {
                        type_name(field.type()));
     return false;
   }
-  const std::string invalid = what_is_invalid(text);
-  if (!invalid.empty() && options_.on_invalid == InvalidText::kStop) {
-    why_ = invalid;
-    return false;
-  }
-  document.text = invalid.empty() ? std::string(text) : replace_invalid(text);
-  document.replaced = !invalid.empty();
-  return true;
+  why_ = data::take_text(text, options_.on_invalid, document);
+  return why_.empty();
 }
 
 std::unique_ptr<DocumentReader> open_jsonl(const SourceFile& file, const Unit& unit,

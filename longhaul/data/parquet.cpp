@@ -1,9 +1,11 @@
 #include "longhaul/data/parquet.h"
 
 #include <arrow/array.h>
+#include <arrow/array/array_dict.h>
 #include <arrow/io/file.h>
 #include <arrow/record_batch.h>
 #include <arrow/type.h>
+#include <arrow/util/io_util.h>
 #include <fmt/ranges.h>
 #include <parquet/arrow/reader.h>
 #include <parquet/arrow/schema.h>
@@ -14,6 +16,7 @@
 #include <algorithm>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/file.h"
 
 namespace longhaul::data {
 namespace {
@@ -26,21 +29,27 @@ constexpr int64_t kRowsAtOnce = 256;
   throw BrokenData(fmt::format("broken Parquet: {}", reason));
 }
 
-void check(const arrow::Status& status) {
-  if (!status.ok()) fail_parquet(status.message());
+// What the disk did not deliver says nothing of the file, so it is no BrokenData.
+void check(const arrow::Status& status, const std::filesystem::path& path) {
+  if (status.ok()) return;
+  if (const int code = arrow::internal::ErrnoFromStatus(status)) fail_file("read", path, code);
+  fail_parquet(status.message());
 }
 
 template <typename T>
-T taken(arrow::Result<T> result) {
-  check(result.status());
+T taken(arrow::Result<T> result, const std::filesystem::path& path) {
+  check(result.status(), path);
   return std::move(result).ValueUnsafe();
 }
 
-// What `f` returns; Parquet's exceptions as BrokenData.
+// What `f` returns; Parquet's exceptions as ours.
 template <typename F>
-auto guarded(const F& f) {
+auto guarded(const std::filesystem::path& path, const F& f) {
   try {
     return f();
+  } catch (const parquet::ParquetStatusException& error) {
+    check(error.status(), path);
+    throw;
   } catch (const parquet::ParquetException& error) {
     fail_parquet(error.what());
   }
@@ -53,8 +62,8 @@ std::unique_ptr<parquet::arrow::FileReader> open_reader(const std::filesystem::p
   arrow_properties.set_batch_size(kRowsAtOnce);
   arrow_properties.set_pre_buffer(false);
   parquet::arrow::FileReaderBuilder builder;
-  check(builder.Open(taken(arrow::io::ReadableFile::Open(path.string())), properties));
-  return taken(builder.properties(arrow_properties)->Build());
+  check(builder.Open(taken(arrow::io::ReadableFile::Open(path.string()), path), properties), path);
+  return taken(builder.properties(arrow_properties)->Build(), path);
 }
 
 // The index of the column among the leaves of the schema.
@@ -75,6 +84,30 @@ int find_column(const parquet::SchemaDescriptor& schema, const std::string& name
                                name, fmt::join(names, ", ")));
 }
 
+// Of a column that is kept as places in a dictionary, the dictionary's.
+std::shared_ptr<arrow::DataType> value_type(const arrow::Array& column) {
+  if (column.type_id() != arrow::Type::DICTIONARY) return column.type();
+  return static_cast<const arrow::DictionaryType&>(*column.type()).value_type();
+}
+
+bool holds_strings(const arrow::DataType& type) {
+  return type.Equals(*arrow::utf8()) || type.Equals(*arrow::binary()) ||
+         type.Equals(*arrow::large_utf8()) || type.Equals(*arrow::large_binary());
+}
+
+// Of a column that holds strings.
+std::string_view value_at(const arrow::Array& column, int64_t index) {
+  if (column.type_id() == arrow::Type::DICTIONARY) {
+    const auto& by_place = static_cast<const arrow::DictionaryArray&>(column);
+    return value_at(*by_place.dictionary(), by_place.GetValueIndex(index));
+  }
+  if (column.type_id() == arrow::Type::LARGE_STRING ||
+      column.type_id() == arrow::Type::LARGE_BINARY) {
+    return static_cast<const arrow::LargeBinaryArray&>(column).GetView(index);
+  }
+  return static_cast<const arrow::BinaryArray&>(column).GetView(index);
+}
+
 class ParquetReader : public DocumentReader {
  public:
   ParquetReader(const SourceFile& file, const Unit& unit, const DocumentOptions& options,
@@ -85,7 +118,8 @@ class ParquetReader : public DocumentReader {
       const auto metadata = reader_->parquet_reader()->metadata();
       rows_ = static_cast<uint64_t>(metadata->RowGroup(static_cast<int>(unit.begin))->num_rows());
       const int column = find_column(*metadata->schema(), options.text_field);
-      batches_ = taken(reader_->GetRecordBatchReader({static_cast<int>(unit.begin)}, {column}));
+      batches_ = taken(reader_->GetRecordBatchReader({static_cast<int>(unit.begin)}, {column}),
+                       file.path);
     });
   }
 
@@ -110,56 +144,39 @@ class ParquetReader : public DocumentReader {
   template <typename F>
   void attempt(const F& f) {
     try {
-      guarded(f);
+      guarded(file_.path, f);
     } catch (const BrokenData& error) {
       ended_ = true;
       ++row_;
-      bad_.add(place(), error.what());
+      leave_out(error.what());
     }
   }
 
   bool next_batch() {
     attempt([&] {
-      batch_ = taken(batches_->Next());
-      if (batch_ && !batch_->column(0)->type()->Equals(*arrow::utf8()) &&
-          !batch_->column(0)->type()->Equals(*arrow::binary()) &&
-          !batch_->column(0)->type()->Equals(*arrow::large_utf8()) &&
-          !batch_->column(0)->type()->Equals(*arrow::large_binary())) {
-        throw BrokenData(fmt::format("the column \"{}\" holds {}, expected strings",
-                                     options_.text_field, batch_->column(0)->type()->ToString()));
-      }
+      batch_ = taken(batches_->Next(), file_.path);
+      if (!batch_ || holds_strings(*value_type(*batch_->column(0)))) return;
+      throw BrokenData(fmt::format("the column \"{}\" holds {}, expected strings",
+                                   options_.text_field, batch_->column(0)->type()->ToString()));
     });
     at_ = 0;
     ended_ = ended_ || !batch_;
     return !ended_;
   }
 
-  std::string_view value(int64_t index) const {
-    const auto& column = batch_->column(0);
-    if (column->type_id() == arrow::Type::LARGE_STRING ||
-        column->type_id() == arrow::Type::LARGE_BINARY) {
-      return static_cast<const arrow::LargeBinaryArray&>(*column).GetView(index);
-    }
-    return static_cast<const arrow::BinaryArray&>(*column).GetView(index);
-  }
-
   bool take(int64_t index, Document& document) {
     if (batch_->column(0)->IsNull(index)) {
-      bad_.add(place(), fmt::format("the column \"{}\" is null", options_.text_field));
+      leave_out(fmt::format("the column \"{}\" is null", options_.text_field));
       return false;
     }
-    const std::string_view text = value(index);
-    const std::string invalid = what_is_invalid(text);
-    if (!invalid.empty() && options_.on_invalid == InvalidText::kStop) {
-      bad_.add(place(), invalid);
-      return false;
-    }
-    document = {invalid.empty() ? std::string(text) : replace_invalid(text), !invalid.empty()};
-    return true;
+    const std::string why = take_text(value_at(*batch_->column(0), index), options_.on_invalid, document);
+    if (!why.empty()) leave_out(why);
+    return why.empty();
   }
 
-  std::string place() const {
-    return fmt::format("{}:{}", file_.path.string(), unit_.first_row + row_);
+  void leave_out(const std::string& why) {
+    bad_.add([this] { return fmt::format("{}:{}", file_.path.string(), unit_.first_row + row_); },
+             why);
   }
 
   const SourceFile& file_;
@@ -179,7 +196,7 @@ class ParquetReader : public DocumentReader {
 
 std::vector<RowGroup> list_row_groups(const std::filesystem::path& path,
                                       const std::string& column) {
-  return guarded([&] {
+  return guarded(path, [&] {
     const auto reader = open_reader(path);
     const auto metadata = reader->parquet_reader()->metadata();
     const int index = find_column(*metadata->schema(), column);

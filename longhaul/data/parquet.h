@@ -18,7 +18,8 @@ struct RowGroup {
   uint64_t text_bytes = 0;
 };
 
-// BrokenData for a file that is truncated or damaged or that has no column `column` of strings.
+// BrokenData for a file that is truncated or damaged or that has no column `column` of strings,
+// FileError for one that the disk does not deliver.
 std::vector<RowGroup> list_row_groups(const std::filesystem::path& path, const std::string& column);
 
 // The rows of row group unit.begin. Holds some pages of the column at a time.

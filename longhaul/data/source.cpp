@@ -37,7 +37,7 @@ void cut_into_groups(size_t file, const SourceFile& source, const DocumentOption
       first_row += group.rows;
     }
   } catch (const BrokenData& error) {
-    bad.add(source.path.string(), error.what());
+    bad.add([&] { return source.path.string(); }, error.what());
   }
 }
 

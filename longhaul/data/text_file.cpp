@@ -22,14 +22,15 @@ size_t first_invalid(std::string_view text) {
   return std::min(first_invalid_utf8(text), text.find('\0'));
 }
 
-[[noreturn]] void fail_invalid(const std::filesystem::path& path, std::string_view text) {
+[[noreturn]] void fail_invalid(const std::filesystem::path& path, std::string_view text,
+                               const TextPlace& before) {
   const size_t at = first_invalid(text);
-  const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(at), '\n');
   fail_user(
       "{}:{}: {} (byte {} of the file); convert the file to UTF-8, take it out of the data, or "
       "have it replaced by U+FFFD: training.invalid_text = \"replace\", or --invalid-text replace "
       "of `longhaul tokenizer train`",
-      path.string(), line, describe_byte(static_cast<unsigned char>(text[at])), at);
+      path.string(), 1 + before.lines + lines_before_invalid(text),
+      describe_byte(static_cast<unsigned char>(text[at])), before.bytes + at);
 }
 
 }  // namespace
@@ -54,9 +55,15 @@ std::string replace_invalid(std::string_view text) {
   return out;
 }
 
-TextFile check_text(std::string text, const std::filesystem::path& path, InvalidText on_invalid) {
+uint64_t lines_before_invalid(std::string_view text) {
+  const auto end = text.begin() + static_cast<ptrdiff_t>(first_invalid(text));
+  return static_cast<uint64_t>(std::count(text.begin(), end, '\n'));
+}
+
+TextFile check_text(std::string text, const std::filesystem::path& path, InvalidText on_invalid,
+                    const TextPlace& before) {
   if (is_sound(text)) return {std::move(text), false};
-  if (on_invalid == InvalidText::kStop) fail_invalid(path, text);
+  if (on_invalid == InvalidText::kStop) fail_invalid(path, text, before);
   return {replace_invalid(text), true};
 }
 

@@ -3,6 +3,7 @@
 // Called by corpora and by the tokenizer's training.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -19,9 +20,18 @@ struct TextFile {
   bool replaced = false;  // whether anything had to be
 };
 
-// `text` of the file as it is or repaired. UserError with file, line and byte for text that is not
-// valid (kStop).
-TextFile check_text(std::string text, const std::filesystem::path& path, InvalidText on_invalid);
+// What of a file stands before a part of it.
+struct TextPlace {
+  uint64_t lines = 0, bytes = 0;
+};
+
+// `text`, which stands there in the file, as it is or repaired. UserError with file, line and byte
+// for text that is not valid (kStop).
+TextFile check_text(std::string text, const std::filesystem::path& path, InvalidText on_invalid,
+                    const TextPlace& before = {});
+
+// The line ends before the first part of `text` that is not valid, of which there is one.
+uint64_t lines_before_invalid(std::string_view text);
 
 // What is wrong with `text`, and where; empty if it is valid UTF-8 without NUL.
 std::string what_is_invalid(std::string_view text);

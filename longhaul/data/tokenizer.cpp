@@ -2,6 +2,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/file.h"
+#include "longhaul/base/rng.h"
 #include "longhaul/data/piece_cache.h"
 #include "longhaul/data/piece_cutter.h"
 #include "longhaul/data/tokenizer_file.h"
@@ -73,7 +74,9 @@ std::optional<int32_t> Tokenizer::token_id(std::string_view spelling) const {
 
 std::optional<int32_t> Tokenizer::eos_id() const { return parts_->eos; }
 std::optional<int32_t> Tokenizer::bos_id() const { return parts_->bos; }
-uint64_t Tokenizer::fingerprint() const { return parts_->fingerprint; }
+uint64_t Tokenizer::fingerprint() const {
+  return stable_hash(fmt::format("{} {}", parts_->fingerprint, parts_->eos.value_or(-1)));
+}
 
 bool Tokenizer::is_special(int32_t id) const {
   return id >= 0 && id < vocab_size() && parts_->is_special[static_cast<size_t>(id)];

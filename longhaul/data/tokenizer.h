@@ -43,7 +43,7 @@ class Tokenizer {
   bool is_special(int32_t id) const;
   // The bytes of text that a token stands for; 0 for a special one.
   int64_t text_bytes(int32_t id) const;
-  // A hash of all that encode depends on.
+  // A hash of all that encode depends on, and of which token ends a text.
   uint64_t fingerprint() const;
 
  private:

@@ -8,6 +8,9 @@
 
 namespace longhaul::data {
 
+// Some editors put it in front of a text.
+inline constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+
 bool is_valid_utf8(std::string_view text);
 
 // Where the first ill-formed part begins; npos if there is none.

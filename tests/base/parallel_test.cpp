@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "longhaul/base/quiet.h"
+
 namespace longhaul {
 namespace {
 
@@ -32,6 +34,17 @@ TEST(Parallel, TasksRunAtTheSameTime) {
       },
       4);
   EXPECT_EQ(arrived, 4);
+}
+
+// Of several ranks that read the same files one tells what is wrong with them.
+TEST(Parallel, ThreadsAreQuietWhereTheCallerIs) {
+  for (const bool quiet : {false, true}) {
+    const Quiet as_a_rank(quiet);
+    std::atomic<int> alike{0};
+    parallel_tasks(
+        8, [&](size_t) { alike += is_quiet() == quiet; }, 4);
+    EXPECT_EQ(alike, 8);
+  }
 }
 
 TEST(Parallel, TheFirstErrorIsThrownAfterAllRan) {

@@ -37,6 +37,8 @@ TEST(Load, AMixtureIsAListOfTables) {
   EXPECT_EQ(config.training.mix, (Mix{{"a,b", 3.0}, {"c", 1.0}}));
   EXPECT_EQ(config.origin_of("training.mix").text(), "job.toml:3");
   EXPECT_EQ(job(to_toml(config)).training.mix, config.training.mix);
+  // The default dataset is another one; what mixes files reads files.
+  EXPECT_EQ(job("[[training.mix]]\npath = \"a\"\n").training.dataset, "files");
   EXPECT_EQ(
       job("[training]\ndataset = \"files\"\n", {"--training.mix", "[{path = \"x\", weight = 0.5}]"})
           .training.mix,
@@ -49,9 +51,8 @@ TEST(Load, WrongMixtures) {
             "job.toml:2: training.mix: the weight of \"a\" is 0.0, expected a number above 0");
   EXPECT_EQ(error_of(head + "mix = [{ weight = 2 }]\n"),
             "job.toml:2: training.mix: a part has no path");
-  EXPECT_EQ(
-      error_of(head + "mix = [{ path = \"a\", wieght = 2 }]\n"),
-      "job.toml:2: training.mix: expected a list of tables with path and weight, got a table");
+  EXPECT_EQ(error_of(head + "mix = [{ path = \"a\", wieght = 2 }]\n"),
+            "job.toml:2: training.mix: unknown key 'wieght', did you mean 'weight'?");
   EXPECT_EQ(error_of(head + "mix = [\"a\"]\n"),
             "job.toml:2: training.mix: expected a list of tables with path and weight, got the "
             "string \"a\"");

@@ -58,16 +58,21 @@ inline std::shared_ptr<arrow::Array> strings(
   return builder.Finish().ValueOrDie();
 }
 
+// `keep_types`: also those that Parquet itself does not know.
 inline std::string write_parquet(const TemporaryFolder& folder, const std::string& name,
                                  const std::string& column,
-                                 const std::shared_ptr<arrow::Array>& values, int64_t group_rows) {
+                                 const std::shared_ptr<arrow::Array>& values, int64_t group_rows,
+                                 bool keep_types = false) {
   const auto path = (folder.path() / name).string();
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
   const auto table = arrow::Table::Make(arrow::schema({arrow::field(column, values->type())}),
                                         std::vector<std::shared_ptr<arrow::Array>>{values});
   const auto file = arrow::io::FileOutputStream::Open(path).ValueOrDie();
-  EXPECT_TRUE(
-      parquet::arrow::WriteTable(*table, arrow::default_memory_pool(), file, group_rows).ok());
+  parquet::ArrowWriterProperties::Builder properties;
+  if (keep_types) properties.store_schema();
+  EXPECT_TRUE(parquet::arrow::WriteTable(*table, arrow::default_memory_pool(), file, group_rows,
+                                         parquet::default_writer_properties(), properties.build())
+                  .ok());
   EXPECT_TRUE(file->Close().ok());
   return path;
 }

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "longhaul/base/file.h"
 #include "longhaul/data/jsonl.h"
+#include "longhaul/data/parquet.h"
 #include "tests/data/corpus_files.h"
 #include "tests/support/log_capture.h"
 
@@ -140,6 +142,25 @@ TEST(Documents, BadRowsAreToldByFileAndRow) {
                         "left out"));
 }
 
+// Where a row stands is looked up only while rows are told: it costs reading what is before it.
+TEST(BadDocuments, ThatAreNotToldCostNothing) {
+  test::LogCapture log;
+  BadDocuments bad(true);
+  int asked = 0;
+  for (int i = 0; i < 2000; ++i) {
+    bad.add([&] { return "row " + std::to_string(++asked); }, "no text");
+  }
+  EXPECT_EQ(bad.count(), 2000);
+  EXPECT_EQ(asked, 10);
+  EXPECT_THAT(log.text(), AllOf(HasSubstr("row 10: no text: left out; further ones are only"),
+                                HasSubstr("100 bad documents are left out so far"),
+                                HasSubstr("1,000 bad documents are left out so far")));
+  BadDocuments few(true, 3);
+  for (int i = 0; i < 2; ++i) few.add([] { return "x"; }, "no text");
+  EXPECT_THAT(user_error([&] { few.add([] { return "a:3"; }, "no text"); }),
+              AllOf(HasSubstr("a:3: no text"), HasSubstr("like the 2 documents before it")));
+}
+
 TEST(Documents, TruncatedCompressedFiles) {
   const TemporaryFolder folder;
   Texts texts;
@@ -159,6 +180,81 @@ TEST(Documents, TruncatedCompressedFiles) {
   damaged[damaged.size() / 2] ^= 0x55;
   EXPECT_EQ(read_skipping(folder.write("damaged", damaged)).count, 1);
   EXPECT_EQ(read_skipping(folder.write("text", gzip("a long text").substr(0, 20))).count, 1);
+}
+
+// Bytes that do not compress, so that they make several blocks.
+std::string noise(size_t bytes) {
+  std::string text;
+  for (uint64_t state = 1; text.size() < bytes;) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    text.push_back(static_cast<char>('0' + (state >> 33) % 64));
+    if (text.back() == '\\') text.back() = '~';
+  }
+  return text;
+}
+
+// What a call of the library had made of the data before it met the damage is not lost.
+TEST(Documents, BeforeTheDamageInZstandardAreTaken) {
+  const TemporaryFolder folder;
+  Texts texts;
+  for (int i = 0; i < 40; ++i) texts.push_back(std::to_string(i) + noise(10'000));
+  const std::string first = zstd(jsonl(texts)), second = zstd(jsonl({"lost"}));
+  std::string damaged = first + second;
+  damaged[first.size()] ^= 1;  // no frame begins so
+  const auto skipped = read_skipping(folder.write("rows", damaged));
+  EXPECT_EQ(skipped.texts, texts);
+  EXPECT_EQ(skipped.count, 1);
+  EXPECT_THAT(skipped.error, HasSubstr("the Zstandard data are damaged"));
+}
+
+TEST(Documents, OfUnusualCompressedFiles) {
+  const TemporaryFolder folder;
+  const std::string rows = jsonl({"a", "b"});
+  EXPECT_THAT(read_texts(folder.write("zeros", gzip(rows) + std::string(1000, '\0'))),
+              ElementsAre("a", "b"));
+  EXPECT_THAT(read_texts(folder.write("between", gzip(rows) + std::string(3, '\0') + gzip(rows))),
+              ElementsAre("a", "b", "a", "b"));
+  const std::string skippable("\x51\x2A\x4D\x18\x02\0\0\0xy", 10);
+  EXPECT_THAT(read_texts(folder.write("pzstd", skippable + zstd(rows))), ElementsAre("a", "b"));
+  // As `zstd --long=30`.
+  ZSTD_CCtx* context = ZSTD_createCCtx();
+  ZSTD_CCtx_setParameter(context, ZSTD_c_windowLog, 30);
+  std::string wide(ZSTD_compressBound(rows.size()), '\0');
+  ZSTD_inBuffer in = {rows.data(), rows.size(), 0};
+  ZSTD_outBuffer out = {wide.data(), wide.size(), 0};
+  EXPECT_FALSE(ZSTD_isError(ZSTD_compressStream2(context, &out, &in, ZSTD_e_flush)));
+  EXPECT_EQ(ZSTD_compressStream2(context, &out, &in, ZSTD_e_end), 0u);
+  ZSTD_freeCCtx(context);
+  EXPECT_THAT(read_texts(folder.write("long", wide.substr(0, out.pos))), ElementsAre("a", "b"));
+}
+
+// Text that is too long for one document: cut at ends of lines, or else between characters.
+TEST(Documents, OfALongTextAreCut) {
+  const TemporaryFolder folder;
+  std::string lines;
+  for (int i = 0; lines.size() <= kLongestText; ++i) {
+    lines += std::to_string(i) + std::string(1000, 'x') + "\n";
+  }
+  const auto path = folder.write("lines", lines);
+  const Texts texts = read_texts(path);
+  ASSERT_EQ(texts.size(), 2u);
+  EXPECT_LE(texts[0].size(), kLongestText);
+  EXPECT_TRUE(texts[0].ends_with("x\n"));
+  EXPECT_TRUE(texts[0] + texts[1] == lines);
+  EXPECT_EQ(read_texts(folder.write("fits", lines.substr(0, kLongestText))).size(), 1u);
+  // Places are those of the file.
+  std::string broken = lines;
+  broken[broken.size() - 2] = '\xFF';
+  const auto count = std::count(lines.begin(), lines.end(), '\n');
+  const auto skipped = read_skipping(folder.write("lines", broken));
+  EXPECT_EQ(skipped.texts.size(), 1u);
+  EXPECT_THAT(skipped.error, HasSubstr(fmt::format("/lines:{}: 0xFF is not UTF-8 here (byte {} of",
+                                                   count, broken.size() - 2)));
+  std::string characters;
+  while (characters.size() <= kLongestText) characters += "\u4E2D\u6587\u00e9";
+  const Texts cut = read_texts(folder.write("characters", characters));
+  ASSERT_EQ(cut.size(), 2u);
+  EXPECT_TRUE(cut[0] + cut[1] == characters);
 }
 
 TEST(Documents, BadParquet) {
@@ -183,12 +279,41 @@ TEST(Documents, BadParquet) {
   EXPECT_THAT(cut.error, AllOf(HasSubstr("/cut: "), HasSubstr("Parquet")));
 }
 
+TEST(Documents, OfADictionary) {
+  const TemporaryFolder folder;
+  arrow::StringDictionaryBuilder builder;
+  for (const char* text : {"a", "b", "a"}) ASSERT_TRUE(builder.Append(text).ok());
+  ASSERT_TRUE(builder.AppendNull().ok());
+  ASSERT_TRUE(builder.Append("b").ok());
+  const auto path = write_parquet(folder, "rows", "text", builder.Finish().ValueOrDie(), 3,
+                                  /*keep_types=*/true);
+  const auto skipped = read_skipping(path);
+  EXPECT_THAT(skipped.texts, ElementsAre("a", "b", "a", "b"));
+  EXPECT_THAT(skipped.error, HasSubstr("/rows:4: the column \"text\" is null"));
+}
+
+// A disk that fails, or a file that is gone, is not a bad document: other ranks may have read it.
+TEST(Documents, OfParquetThatTheDiskDoesNotDeliver) {
+  const TemporaryFolder folder;
+  const auto path = write_parquet(folder, "rows", "text", strings({"a", "b"}), 1);
+  const DocumentOptions options{.skip_bad = true};
+  BadDocuments bad(true);
+  const auto sources = list_sources(path, options, bad);
+  std::filesystem::remove(path);
+  EXPECT_THROW(open_documents(sources.files[0], sources.units[1], options, bad), FileError);
+  EXPECT_THROW(list_row_groups(path, "text"), FileError);
+  EXPECT_EQ(bad.count(), 0);
+}
+
 TEST(Documents, OfTextThatIsNone) {
   const TemporaryFolder folder;
   const auto skipped = read_skipping(folder.write("a", "x\xFFy"));
   EXPECT_THAT(skipped.texts, IsEmpty());
   EXPECT_EQ(skipped.count, 1);
   EXPECT_THAT(skipped.error, HasSubstr("/a:1: 0xFF is not UTF-8"));
+  test::LogCapture log;
+  read_skipping(folder.write("b", "one\nx\xFFy"));
+  EXPECT_THAT(log.text(), HasSubstr("/b:2: 0xFF is not UTF-8 here (byte 5 of the text): left out"));
 }
 
 TEST(Split, IsByTextAndDisjoint) {

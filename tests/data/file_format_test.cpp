@@ -21,6 +21,10 @@ TEST(FileFormat, IsToldByContentAndNotByName) {
   EXPECT_EQ(format_of("\n\n" + rows), "JSONL");
   EXPECT_EQ(format_of("\xEF\xBB\xBF{}"), "JSONL");
   EXPECT_EQ(format_of("not json\n" + rows + rows), "JSONL");  // one broken row
+  // Damaged rows are rows: their reader says so, and nobody learns them as text.
+  EXPECT_EQ(format_of("{\"text\": \"cut he"), "JSONL");
+  EXPECT_EQ(format_of("{\"text\": \"a\"\n{\"text\": \"b\"}\n"), "JSONL");
+  EXPECT_EQ(format_of("not json\n{\"text\": \"b\"}\n"), "JSONL");
   EXPECT_EQ(format_of("{\"text\": \"" + std::string(200'000, 'x')), "JSONL");
   EXPECT_EQ(format_of(gzip(rows)), "JSONL, gzip");
   EXPECT_EQ(format_of(gzip("plain")), "text, gzip");

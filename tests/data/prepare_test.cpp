@@ -62,6 +62,14 @@ TEST_F(Prepare, TokensAreThoseOfTheText) {
   }
 }
 
+// A chunk's documents are of several shards, of which only the last is open when they are copied.
+TEST_F(Prepare, AChunkOfSeveralShards) {
+  const std::string large(300'000, 'x');  // mapped by itself, so that it is gone when unmapped
+  for (int i = 0; i < 3; ++i) folder_.write("corpus/z" + std::to_string(i), large);
+  prepare_small();
+  EXPECT_EQ(read(tokens().string()).ids, read(corpus()).ids);
+}
+
 TEST_F(Prepare, TellsHowFarItIs) {
   int64_t last = 0, all = 0;
   prepare_small({.progress = [&](int64_t done, int64_t total) {
@@ -125,6 +133,24 @@ TEST_F(Prepare, OtherInputIsRefused) {
               HasSubstr("is prepared already"));
   EXPECT_THAT(user_error([&] { prepare(corpus(), bytes_tokenizer(), folder_.path(), {}); }),
               HasSubstr("is not empty"));
+}
+
+// Another token that ends a text makes other tokens, though all else is the same.
+TEST_F(Prepare, TheEndOfTextTokenCounts) {
+  BpeTrainingOptions options;
+  options.vocab_size = 258;
+  options.special_tokens = {"<|endoftext|>", "</s>"};
+  folder_.write("tokenizer/tokenizer.json", train_bpe({"x"}, options).json);
+  const auto with_end = [&](const std::string& end) {
+    folder_.write("tokenizer/tokenizer_config.json", "{\"eos_token\": \"" + end + "\"}");
+    return Tokenizer::load(folder_.path() / "tokenizer");
+  };
+  const auto one = with_end("<|endoftext|>"), other = with_end("</s>");
+  ASSERT_NE(one.eos_id(), other.eos_id());
+  EXPECT_NE(one.fingerprint(), other.fingerprint());
+  prepare(corpus(), one, tokens(), {});
+  EXPECT_THAT(user_error([&] { prepare(corpus(), other, tokens(), {}); }),
+              HasSubstr("another tokenizer"));
 }
 
 TEST_F(Prepare, DamageIsFound) {
