@@ -45,20 +45,24 @@ void check_header(const safetensors::Reader& file, const std::string& name,
             entry.extent.begin, kRemedy);
 }
 
-// Opens one file and compares its header with the manifest.
-safetensors::Reader open_file(const fs::path& path, const Manifest& manifest) {
-  const std::string problem = size_problem(path, manifest.files.at(path.filename()).bytes);
+using NamedEntry = std::pair<const std::string, TensorEntry>;
+
+// File to what the manifest says of its tensors.
+std::map<std::string, std::vector<const NamedEntry*>> tensors_by_file(const Manifest& manifest) {
+  std::map<std::string, std::vector<const NamedEntry*>> by_file;
+  for (const auto& named : manifest.tensors) by_file[named.second.extent.file].push_back(&named);
+  return by_file;
+}
+
+// Opens one file and compares its header with what the manifest says.
+safetensors::Reader open_file(const fs::path& path, const FileEntry& file,
+                              const std::vector<const NamedEntry*>& tensors) {
+  const std::string problem = size_problem(path, file.bytes);
   if (!problem.empty()) throw UserError(problem);
   safetensors::Reader reader(path);
-  size_t vouched_for = 0;
-  for (const auto& [name, entry] : manifest.tensors) {
-    if (entry.extent.file != path.filename()) continue;
-    check_header(reader, name, entry);
-    ++vouched_for;
-  }
+  for (const auto* tensor : tensors) check_header(reader, tensor->first, tensor->second);
   // Else a byte could be covered by no checksum.
-  const FileEntry& file = manifest.files.at(path.filename());
-  if (vouched_for != reader.header().tensors.size() ||
+  if (tensors.size() != reader.header().tensors.size() ||
       file.header_bytes < reader.header().data_start) {
     fail_user("'{}' holds what the manifest does not name; {}", path.string(), kRemedy);
   }
@@ -68,9 +72,10 @@ safetensors::Reader open_file(const fs::path& path, const Manifest& manifest) {
 // Opens the files that are in order; the others become problems.
 OpenFiles open_files(const fs::path& folder, const Manifest& manifest, Problems& problems) {
   OpenFiles files;
+  auto tensors = tensors_by_file(manifest);
   for (const auto& [name, entry] : manifest.files) {
     try {
-      files.emplace(name, open_file(folder / name, manifest));
+      files.emplace(name, open_file(folder / name, entry, tensors[name]));
     } catch (const UserError& error) {
       problems.emplace_back(error.what());
     }

@@ -95,7 +95,8 @@ class Write {
   const bool is_first_;
   const std::vector<Shard> shards_;
   const std::map<std::string, Place> places_;
-  std::optional<TemporaryFolder> temporary_;  // of the first rank
+  std::optional<TemporaryFolder> temporary_;  // of the first rank, as are the texts
+  std::map<std::string, std::string> texts_;
   const HfItem* fetched_item_ = nullptr;
   std::vector<at::Tensor> fetched_;
 };
@@ -131,7 +132,10 @@ void Write::refuse_to_overwrite() const {
 std::string Write::prepare() {
   refuse_to_overwrite();
   const fs::path parent = folder_.has_parent_path() ? folder_.parent_path() : ".";
-  remove_stale(parent, [&](const std::string& name) { return name == folder_.filename(); });
+  texts_ = contents_.texts();
+  remove_stale(parent, [&](const std::string& name) {
+    return name == folder_.filename() || (options_.clears && options_.clears(name));
+  });
   temporary_.emplace(folder_);
   return temporary_->path().string();
 }
@@ -164,7 +168,7 @@ at::Tensor Write::fetch(const TensorInfo& info) {
 }
 
 void Write::publish() {
-  for (const auto& [name, text] : contents_.texts()) write_text(name, text);
+  for (const auto& [name, text] : texts_) write_text(name, text);
   write_index();
   fault::at("hf_folder.rename");
   refuse_to_overwrite();

@@ -35,7 +35,7 @@ struct HfFolder {
   // one tensor at a time.
   std::function<at::Tensor(const safetensors::TensorInfo& info, const at::Tensor& contents)>
       encode = {};
-  // The other files by name; asked of the first rank.
+  // The other files by name; asked of the first rank, before anything is written.
   std::function<std::map<std::string, std::string>()> texts;
 };
 
@@ -46,6 +46,9 @@ struct HfWriteOptions {
   int64_t min_shard_bytes = 256'000'000;
   // What is at `folder` goes when the new one is complete; else it is an error.
   bool replace = false;
+  // Whether what an interrupted write has left beside `folder` goes, by the name that it was for.
+  // Null: only what was for the same name.
+  std::function<bool(const std::string& name)> clears = {};
   // Ranks that write together, each a share of the files. Null: this one alone.
   const dtensor::Communicator* ranks = nullptr;
   std::function<void(int64_t bytes)> progress = {};  // as ShardWriterOptions'
@@ -55,10 +58,10 @@ struct HfWriteOptions {
 int64_t total_bytes(const HfFolder& contents);
 
 // Takes the memory of one item and of one encoded tensor, on ranks of two items: one is written
-// while the next is put together. On
-// an error (UserError: disk, permissions) nothing new is under the final name; where ranks write
-// together, all throw. Removes what earlier ones that died have left. A CollectiveError is as that
-// of save(). Fault points: hf_folder.tensor, .shard, .index, .rename.
+// while the next is put together. On an error (UserError: disk, permissions) nothing new is under
+// the final name; where ranks write together, all throw. Removes what earlier ones that died have
+// left. A CollectiveError is as that of save(). Fault points: hf_folder.tensor, .shard, .index,
+// .rename.
 void write_hf_folder(const fs::path& folder, const HfFolder& contents,
                      const HfWriteOptions& options = {});
 

@@ -43,9 +43,7 @@ std::vector<StepFolder> list_together(const fs::path& folder, const Communicator
 std::string why_unfit(const StepFolder& step, Need need, Look look) {
   try {
     const Manifest manifest = read_manifest(step.path);
-    if (manifest.step != step.step) {
-      return fmt::format("its manifest says step {}; rename it back", manifest.step);
-    }
+    if (std::string why = misnamed(manifest, step.step); !why.empty()) return why;
     if (need == Need::kResume && manifest.model_only) {
       return "it holds the model only, without the optimizer";
     }

@@ -11,7 +11,8 @@ struct Located {
   bool ours = false;  // a step folder, not Hugging Face's files
 };
 
-// UserError if there is nothing of the kind.
+// Of a folder of steps the newest whose manifest says the step that its name does. UserError if
+// there is nothing of the kind.
 Located locate(const fs::path& path);
 
 }  // namespace longhaul::checkpoint

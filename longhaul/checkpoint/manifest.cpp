@@ -144,4 +144,9 @@ Manifest read_manifest(const fs::path& step_folder) {
   return decode_manifest(read_file(path), path.string());
 }
 
+std::string misnamed(const Manifest& manifest, int64_t step) {
+  if (manifest.step == step) return "";
+  return fmt::format("its manifest says step {}; rename it back", manifest.step);
+}
+
 }  // namespace longhaul::checkpoint

@@ -57,4 +57,8 @@ Manifest decode_manifest(std::string_view text, const std::string& where);
 // UserError, with path and reason, if it is missing, damaged or of a newer format.
 Manifest read_manifest(const fs::path& step_folder);
 
+// Why a folder with this manifest is not what the name step-<step> says, such as a copy; empty: it
+// is.
+std::string misnamed(const Manifest& manifest, int64_t step);
+
 }  // namespace longhaul::checkpoint

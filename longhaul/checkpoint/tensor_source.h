@@ -30,9 +30,9 @@ class TensorSource {
   virtual std::string checksum(const std::string& name) const = 0;
 };
 
-// Opens whatever lies at `path`: a step-N folder, a folder with step-N folders (the one with the
-// highest number), a Hugging Face folder, or a .safetensors file. UserError if it is none of these
-// or its files are incomplete.
+// Opens whatever lies at `path`: a step-N folder, a folder with step-N folders (the newest, see
+// locate()), a Hugging Face folder, or a .safetensors file. UserError if it is none of these or its
+// files are incomplete.
 std::unique_ptr<TensorSource> open_source(const fs::path& path);
 
 }  // namespace longhaul::checkpoint

@@ -18,7 +18,9 @@ constexpr const char* kPathHelp =
 void show(const std::string& path, bool json) {
   const auto listing = checkpoint::show(path, json);
   if (json) {
-    fmt::print("{}\n", checkpoint::to_json(listing).dump(1));
+    // The path may have any bytes in it, JSON only UTF-8.
+    constexpr auto kReplace = nlohmann::json::error_handler_t::replace;
+    fmt::print("{}\n", checkpoint::to_json(listing).dump(1, ' ', false, kReplace));
   } else {
     fmt::print("{}", checkpoint::to_text(listing));
   }

@@ -74,8 +74,10 @@ void add_checkpoint(std::vector<Option>& table) {
                  "Take only the weights from initial_load_path.");
   checkpoint.key("initial_load_in_hf", &S::initial_load_in_hf,
                  "initial_load_path is a Hugging Face folder of safetensors.");
-  checkpoint.key("initial_load_in_hf_quantized", &S::initial_load_in_hf_quantized,
-                 "The Hugging Face weights may be quantized (FP8 blocks with scales).");
+  checkpoint.key(
+      "initial_load_in_hf_quantized", &S::initial_load_in_hf_quantized,
+      "The Hugging Face weights that a run starts from may be quantized (FP8 blocks with "
+      "scales).");
   checkpoint.key("last_save_model_only", &S::last_save_model_only,
                  "The checkpoint of the last step holds only the weights.");
   checkpoint.key("last_save_in_hf", &S::last_save_in_hf,
@@ -89,7 +91,8 @@ void add_checkpoint(std::vector<Option>& table) {
                  one_of({"disabled", "async", "async_with_pinned_mem"}));
   checkpoint.key("keep_latest_k", &S::keep_latest_k, "Checkpoints to keep; 0 keeps all.",
                  at_least(0));
-  checkpoint.key("load_step", &S::load_step, "Step to resume from; -1 is the latest.",
+  checkpoint.key("load_step", &S::load_step,
+                 "Step to resume from, at each start: later ones are set aside; -1 is the latest.",
                  minus_one_or_at_least(0));
   checkpoint.key("exclude_from_loading", &S::exclude_from_loading,
                  "Parts that are not restored, e.g. optimizer, lr_scheduler, dataloader.");

@@ -4,6 +4,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/config/load.h"
 #include "longhaul/config/option.h"
+#include "longhaul/config/toml_reader.h"
 
 namespace longhaul {
 namespace {
@@ -59,7 +60,14 @@ class WordReader {
     add(*find_option(positive), "false");
   }
 
+  // A checkpoint keeps the job as JSON, which is UTF-8.
   void add(const Option& option, std::string value) {
+    if (const size_t at = first_not_utf8(value); at != std::string::npos) {
+      fail_user(
+          "command line: {}: the value is not UTF-8 text (byte 0x{:02x}); write it in UTF-8, or "
+          "rename the file that it names",
+          option.key, static_cast<unsigned char>(value[at]));
+    }
     result_.overrides.push_back({option.key, std::move(value)});
   }
 

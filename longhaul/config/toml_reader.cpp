@@ -60,8 +60,9 @@ void collect(const toml::table& table, const std::string& prefix, std::vector<To
   }
 }
 
-// Length of the UTF-8 sequence that starts at `text[at]`, or 0 if it is not one.
-size_t utf8_length(const std::string& text, size_t at) {
+// Length of the UTF-8 sequence that starts at `text[at]`, or 0 if it is not one (Unicode, table
+// 3-7: of some lead bytes not every second byte makes a character).
+size_t utf8_length(std::string_view text, size_t at) {
   const auto lead = static_cast<unsigned char>(text[at]);
   const size_t length = lead < 0x80   ? 1
                         : lead < 0xC2 ? 0
@@ -73,19 +74,19 @@ size_t utf8_length(const std::string& text, size_t at) {
   for (size_t i = 1; i < length; ++i) {
     if ((static_cast<unsigned char>(text[at + i]) & 0xC0) != 0x80) return 0;
   }
-  return length;
+  if (length < 3) return length;
+  const auto second = static_cast<unsigned char>(text[at + 1]);
+  const unsigned char least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  const unsigned char most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  return second < least || second > most ? 0 : length;
 }
 
 void check_utf8(const std::string& text, const std::string& name) {
-  for (size_t at = 0; at < text.size();) {
-    const size_t length = utf8_length(text, at);
-    if (length == 0) {
-      const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<long>(at), '\n');
-      fail_user("{}:{}: the file is not UTF-8 text (byte 0x{:02x}); save it as UTF-8", name, line,
-                static_cast<unsigned char>(text[at]));
-    }
-    at += length;
-  }
+  const size_t at = first_not_utf8(text);
+  if (at == std::string::npos) return;
+  const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<long>(at), '\n');
+  fail_user("{}:{}: the file is not UTF-8 text (byte 0x{:02x}); save it as UTF-8", name, line,
+            static_cast<unsigned char>(text[at]));
 }
 
 // toml++ puts the reason after what it was doing: "Error while parsing x: reason". One line of it.
@@ -116,6 +117,15 @@ int64_t line_of_assertion(const std::string& text) {
 }
 
 }  // namespace
+
+size_t first_not_utf8(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = utf8_length(text, at);
+    if (length == 0) return at;
+    at += length;
+  }
+  return std::string_view::npos;
+}
 
 std::vector<TomlEntry> parse_toml(const std::string& text, const std::string& name) {
   check_utf8(text, name);

@@ -7,6 +7,7 @@
 #include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/checkpoint/locate.h"
 #include "longhaul/config/load.h"
+#include "longhaul/data/utf8.h"
 #include "longhaul/train/hf_export.h"
 #include "longhaul/train/hf_import.h"
 #include "longhaul/train/trainer.h"
@@ -138,6 +139,19 @@ Snapshot snapshot_of(const HfWeights& weights, const deepseek_v3::Model& model,
   return snapshot;
 }
 
+// For the way back, from wherever that is. A manifest holds UTF-8 only.
+std::string assets_to_remember(const fs::path& config_path, const ConvertOptions& options) {
+  const std::string assets =
+      fs::absolute(options.assets.empty() ? config_path.parent_path() : options.assets).string();
+  if (!data::is_valid_utf8(assets)) {
+    fail_user(
+        "'{}', the folder of the tokenizer's files, is not UTF-8 text; rename it, or name another "
+        "with --assets",
+        assets);
+  }
+  return assets;
+}
+
 void import_weights(const fs::path& from, const fs::path& to, const ConvertOptions& options) {
   if (options.dtype == at::kFloat8_e4m3fn) {
     fail_user(
@@ -149,6 +163,7 @@ void import_weights(const fs::path& from, const fs::path& to, const ConvertOptio
   const HfWeights weights(from);
   const fs::path config_path = config_path_of(weights, options);
   const ModelConfig config = read_config(config_path);
+  const std::string assets = assets_to_remember(config_path, options);
   const bool own_norm = has_own_norms(weights, config);
   auto model = shapes_of(config, own_norm);
   auto source = hf_source(weights);
@@ -158,11 +173,9 @@ void import_weights(const fs::path& from, const fs::path& to, const ConvertOptio
     log::info("the MTP layers have norms of their own: train with mtp.own_norm = true");
   }
   Snapshot snapshot = snapshot_of(weights, model, options);
-  const fs::path assets = options.assets.empty() ? config_path.parent_path() : options.assets;
   snapshot.step = step;
-  snapshot.trainer = {{"step", step},
-                      {kModelConfig, deepseek_v3::to_hf_json(config)},
-                      {kAssetsPath, fs::absolute(assets).string()}};
+  snapshot.trainer = {
+      {"step", step}, {kModelConfig, deepseek_v3::to_hf_json(config)}, {kAssetsPath, assets}};
   checkpoint::save(fs::absolute(to).parent_path(), snapshot);
 }
 

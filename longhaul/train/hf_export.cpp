@@ -1,5 +1,7 @@
 #include "longhaul/train/hf_export.h"
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -22,7 +24,30 @@ constexpr const char* kCarried[] = {"generation_config.json",
                                     "merges.txt",
                                     "tokenizer.model",
                                     "chat_template.jinja"};
-constexpr const char* kTokenIds[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+constexpr const char* kConfig = "config.json";
+constexpr const char* kExportSuffix = "-hf";
+
+// Of the keys of a config.json that deepseek_v3::to_hf_json() leaves out, always or of some models,
+// how those begin that say what the model computes or how its files are read: another model's would
+// be wrong.
+constexpr const char* kOfTheModel[] = {"auto_map",
+                                       "compression_config",
+                                       "dtype",
+                                       "index",
+                                       "layer_types",
+                                       "mlp_",
+                                       "partial_rotary_factor",
+                                       "qk_",
+                                       "quantization_config",
+                                       "rope_",
+                                       "sliding_window",
+                                       "topk_",
+                                       "torch_dtype"};
+
+bool is_of_the_model(const std::string& key) {
+  return std::any_of(std::begin(kOfTheModel), std::end(kOfTheModel),
+                     [&](const char* begin) { return key.starts_with(begin); });
+}
 
 // Names of the copies of our parameter `name`, but for those that are parameters themselves.
 std::vector<std::string> copies_of(const std::string& name,
@@ -81,10 +106,20 @@ at::Tensor encode_fp8(const safetensors::TensorInfo& info, const at::Tensor& vie
   return quantized ? checkpoint::quantize(view, scales) : view.to(dtype);
 }
 
-std::optional<std::string> read_text(const fs::path& path) {
+std::optional<std::string> read_asset(const fs::path& assets, const char* name) {
   std::error_code ignored;
-  if (!fs::is_regular_file(path, ignored)) return std::nullopt;
-  return read_file(path);
+  if (assets.empty() || !fs::is_regular_file(assets / name, ignored)) return std::nullopt;
+  return read_file(assets / name);
+}
+
+// The config.json of the assets; an empty object if there is none.
+nlohmann::json their_config(const fs::path& assets) {
+  const auto text = read_asset(assets, kConfig);
+  if (!text) return nlohmann::json::object();
+  const std::string path = (assets / kConfig).string();
+  auto theirs = parse_json(*text, path);
+  if (!theirs.is_object()) fail_user("{}: expected a JSON object; fetch the file again", path);
+  return theirs;
 }
 
 std::string config_json(const deepseek_v3::ModelConfig& config, at::ScalarType dtype, bool fp8,
@@ -95,12 +130,9 @@ std::string config_json(const deepseek_v3::ModelConfig& config, at::ScalarType d
                         : dtype == at::kDouble ? "float64"
                                                : "float32";
   if (fp8) json["quantization_config"] = checkpoint::quantization_config();
-  const fs::path path = assets / "config.json";
-  if (const auto text = read_text(path)) {
-    const auto theirs = parse_json(*text, path.string());
-    for (const char* key : kTokenIds) {
-      if (theirs.is_object() && theirs.contains(key)) json[key] = theirs[key];
-    }
+  const auto theirs = their_config(assets);
+  for (const auto& [key, value] : theirs.items()) {
+    if (!json.contains(key) && !is_of_the_model(key)) json[key] = value;
   }
   return json.dump(2) + "\n";
 }
@@ -108,15 +140,29 @@ std::string config_json(const deepseek_v3::ModelConfig& config, at::ScalarType d
 std::map<std::string, std::string> carried_texts(const fs::path& assets) {
   std::map<std::string, std::string> texts;
   for (const char* name : kCarried) {
-    if (const auto text = read_text(assets / name)) texts[name] = *text;
+    if (const auto text = read_asset(assets, name)) texts[name] = *text;
   }
   if (!texts.contains("tokenizer.json") && !texts.contains("tokenizer.model")) {
-    log::info("no tokenizer in '{}': the Hugging Face folder has none", assets.string());
+    const std::string why =
+        assets.empty() ? "nothing says where it is"
+                       : fmt::format("there is none in '{}'", fs::absolute(assets).string());
+    log::warn(
+        "the Hugging Face folder has no tokenizer: {}; longhaul convert takes one by --assets",
+        why);
   }
   return texts;
 }
 
+// Whether the name is that of hf_folder() of some step.
+bool is_export_of_a_step(const std::string& name) {
+  const std::string_view suffix = kExportSuffix;
+  return name.ends_with(suffix) &&
+         checkpoint::step_of(name.substr(0, name.size() - suffix.size())) >= 0;
+}
+
 }  // namespace
+
+void check_assets(const fs::path& assets) { their_config(assets); }
 
 void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
                const deepseek_v3::ModelConfig& config, const HfExportOptions& options) {
@@ -146,7 +192,7 @@ void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
     auto texts = carried_texts(options.assets);
     const auto dtype =
         options.fp8 ? at::kBFloat16 : weights.tensors.at("lm_head.weight").scalar_type();
-    texts["config.json"] = config_json(config, dtype, options.fp8, options.assets);
+    texts[kConfig] = config_json(config, dtype, options.fp8, options.assets);
     return texts;
   };
   const int64_t total = checkpoint::total_bytes(contents);
@@ -156,12 +202,13 @@ void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
   checkpoint::write_hf_folder(folder, contents,
                               {.max_shard_bytes = options.max_shard_bytes,
                                .replace = options.replace,
+                               .clears = is_export_of_a_step,
                                .ranks = options.ranks,
                                .progress = progress});
 }
 
 fs::path hf_folder(const JobConfig& config, int64_t step) {
-  return checkpoint::step_path(checkpoint_folder(config), step).string() + "-hf";
+  return checkpoint::step_path(checkpoint_folder(config), step).string() + kExportSuffix;
 }
 
 std::optional<at::ScalarType> export_dtype(const JobConfig& config) {

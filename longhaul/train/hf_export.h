@@ -15,8 +15,9 @@
 namespace longhaul::train {
 
 struct HfExportOptions {
-  // Where generation_config.json, the tokenizer's files and the token ids of a config.json are
-  // taken from; what is not there is left out.
+  // Where generation_config.json and the tokenizer's files are taken from, and of a config.json
+  // what does not say what the model is, such as token ids. What is not there is left out, with a
+  // warning if it is the tokenizer. Empty: nowhere.
   fs::path assets = {};
   // The projections as FP8 with scales of blocks and the others as DeepSeek publishes them
   // (deepseek_v3::published_dtype()), whatever their dtypes here.
@@ -27,10 +28,14 @@ struct HfExportOptions {
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};
 };
 
+// UserError if `assets` has a config.json of which nothing can be taken.
+void check_assets(const fs::path& assets);
+
 // `weights`: parameters and router biases by our names, in the dtypes that are to be written but
-// for FP8. UserError as write_hf_folder()'s, and for FP8 if values are not finite in fp32.
-// Collective over `ranks`; takes the memory of one parameter, on ranks of two, and for FP8 of one
-// more tensor.
+// for FP8. UserError as check_assets()'s, before anything is written; as write_hf_folder()'s; and
+// for FP8 if values are not finite in fp32. What exports of runs (hf_folder()) that died have left
+// beside `folder` goes. Collective over `ranks`; takes the memory of one parameter, on ranks of
+// two, and for FP8 of one more tensor.
 void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
                const deepseek_v3::ModelConfig& config, const HfExportOptions& options);
 

@@ -19,6 +19,8 @@
 #include "longhaul/parallel/expert.h"
 #include "longhaul/parallel/plans/deepseek_v3.h"
 #include "longhaul/train/device.h"
+#include "longhaul/train/hf_export.h"
+#include "longhaul/train/resume.h"
 #include "longhaul/train/setup.h"
 
 namespace longhaul::train {
@@ -49,6 +51,12 @@ void check_initial_weights(const JobConfig& config) {
   const auto& path = config.checkpoint.initial_load_path;
   if (!config.checkpoint.enable || !path || std::filesystem::exists(*path)) return;
   fail_setting(config, "checkpoint.initial_load_path", fmt::format("'{}' does not exist", *path));
+}
+
+// Found at the end, it would cost the last save.
+void check_export(const JobConfig& config) {
+  if (!saves(config) || !config.checkpoint.last_save_in_hf) return;
+  name_setting(config, "model.hf_assets_path", [&] { check_assets(config.model.hf_assets_path); });
 }
 
 // The names are known without a single number: on the Meta device a model is only shapes.
@@ -113,6 +121,7 @@ void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64
   check_recomputed_products(config, resolved);
   check_memory(config, resolved, pieces);
   check_initial_weights(config);
+  check_export(config);
 }
 
 }  // namespace longhaul::train

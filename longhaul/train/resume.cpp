@@ -43,8 +43,10 @@ void abandon_later_steps(const fs::path& folder, int64_t step) {
       aside = fmt::format("{}.abandoned-{}", found.path.string(), i);
     }
     fs::rename(found.path, aside);
-    log::warn("{} is after checkpoint.load_step = {}; it is now {}", found.path.string(), step,
-              aside.string());
+    log::warn(
+        "{} is after checkpoint.load_step = {}; it is now {}. Remove that key before the next "
+        "start, which else goes back to step {} again",
+        found.path.string(), step, aside.string(), step);
   }
 }
 
@@ -60,7 +62,9 @@ std::string find_finished(const JobConfig& config, int64_t below) {
     if (found.step < config.training.steps || found.step >= below) continue;
     try {
       const checkpoint::CheckpointReader reader(found.path);
-      return std::to_string(found.step);
+      const std::string why = checkpoint::misnamed(reader.manifest(), found.step);
+      if (why.empty()) return std::to_string(found.step);
+      log::warn("{} is passed over: {}", found.path.string(), why);
     } catch (const UserError& error) {
       log::warn("{} is passed over: {}", found.path.string(), error.what());
     }

@@ -51,8 +51,7 @@ TrainedModel load_trained_model(const JobConfig& config, const std::string& chec
     if (!verified) reader.verify();
     load_model_tensors(*trained.model, reader, trained.source);
   } else {
-    load_hf_folder(*trained.model, trained.source,
-                   {.quantized = config.checkpoint.initial_load_in_hf_quantized});
+    load_hf_folder(*trained.model, trained.source, {.quantized = true});
   }
   return trained;
 }

@@ -15,9 +15,9 @@ struct TrainedModel {
 };
 
 // The job's model with the weights of `checkpoint`: one of our step folders, a folder that holds
-// them, or a Hugging Face folder; an empty path means the job's checkpoint folder. Of a folder of
-// steps the newest sound one is taken, and each one passed over is logged with the reason.
-// UserError if there is none, or if the step folder that was named is damaged.
+// them, or a Hugging Face folder, FP8 or not; an empty path means the job's checkpoint folder. Of a
+// folder of steps the newest sound one is taken, and each one passed over is logged with the
+// reason. UserError if there is none, or if the step folder that was named is damaged.
 TrainedModel load_trained_model(const JobConfig& config, const std::string& checkpoint);
 
 // The same model as it was before its first step.

@@ -55,6 +55,16 @@ TEST(CheckpointCommand, Show) {
   EXPECT_EQ(parse_json(json.output, "stdout")["tensors"].size(), 14u);
 }
 
+// A path is bytes; U+FFFD stands for those that JSON cannot hold.
+TEST(CheckpointCommand, ShowsAPathThatIsNotUtf8) {
+  const TempFolder folder;
+  save(folder / "caf\xe9", make_snapshot(1));
+  const Outcome json = run({"checkpoint", "show", folder / "caf\xe9", "--json"});
+  EXPECT_EQ(json.status, 0) << json.error;
+  EXPECT_EQ(parse_json(json.output, "stdout")["path"],
+            (folder / "caf\xEF\xBF\xBD/step-1").string());
+}
+
 TEST(CheckpointCommand, Diff) {
   const TempFolder folder;
   save(folder / "a", make_snapshot(1));

@@ -249,6 +249,45 @@ TEST(HfWriter, WhatADeadProcessHasLeftGoesWhatALivingOneHoldsStays) {
   EXPECT_THAT(files_in(folder.path()), ElementsAre(".other.tmp-1", ".out.tmp-2", "out"));
 }
 
+TEST(HfWriter, WhatWasLeftUnderOtherNamesGoesIfAsked) {
+  const TempFolder folder;
+  const Contents contents;
+  for (const char* name : {".step-1-hf.tmp-1", ".step-2-hf.tmp-1", ".step-2.tmp-1"}) {
+    fs::create_directory(folder / name);
+  }
+  write_hf_folder(folder / "out", contents.folder,
+                  {.clears = [](const std::string& name) { return name == "step-2-hf"; }});
+  EXPECT_THAT(files_in(folder.path()), ElementsAre(".step-1-hf.tmp-1", ".step-2.tmp-1", "out"));
+}
+
+// Before a byte is written, so that a mistake in them does not cost the time of all tensors.
+TEST(HfWriter, TheTextsComeFirst) {
+  const TempFolder folder;
+  Contents contents;
+  int fetched = 0;
+  contents.folder.fetch = [&](const HfItem&) -> std::vector<at::Tensor> {
+    ++fetched;
+    fail_user("too late");
+  };
+  contents.folder.texts = []() -> std::map<std::string, std::string> {
+    fail_user("config.json is broken");
+  };
+  EXPECT_THAT(error_of<UserError>([&] { write_hf_folder(folder / "out", contents.folder); }),
+              HasSubstr("config.json is broken"));
+  std::atomic<int> failures = 0;
+  test::run_ranks(2, [&](dtensor::World& world) {
+    const auto ranks = world.make_group("export", {0, 1});
+    const HfWriteOptions options = {.ranks = &ranks};
+    EXPECT_THAT(
+        error_of<UserError>([&] { write_hf_folder(folder / "out", contents.folder, options); }),
+        HasSubstr("config.json is broken"));
+    ++failures;
+  });
+  EXPECT_EQ(failures, 2);
+  EXPECT_EQ(fetched, 0);
+  EXPECT_TRUE(files_in(folder.path()).empty());
+}
+
 // All ranks fetch in the same order, and each writes its share; a failure of one is everybody's.
 TEST(HfWriter, OnRanks) {
   const TempFolder folder;

@@ -145,6 +145,27 @@ TEST(Resume, RenamedFolderIsNotTrusted) {
   EXPECT_THAT(log.text(), HasSubstr("its manifest says step 1"));
 }
 
+// What is not compared is not seen; presence, sizes and headers are looked at in any case.
+TEST(Resume, WithoutChecksumsOnlyTheContentsAreTrusted) {
+  const TempFolder folder;
+  for (const int step : {1, 2, 3}) save(folder.path(), make_snapshot(step));
+  flip_last_byte(folder / "step-3");
+  const LogCapture log;
+  EXPECT_EQ(find_resumable(folder.path(), -1, /*verify=*/false), folder / "step-3");
+  EXPECT_EQ(find_resumable(folder.path(), 3, /*verify=*/false), folder / "step-3");
+  EXPECT_EQ(find_weights(folder.path(), /*verify=*/false), folder / "step-3");
+  EXPECT_EQ(log.text(), "");
+  EXPECT_EQ(find_resumable(folder.path()), folder / "step-2");
+  EXPECT_THAT(error_of<UserError>([&] { find_resumable(folder.path(), 3); }),
+              HasSubstr("does not match its checksum"));
+  // The name of a tensor in the header.
+  const std::string shard = test::slurp(folder / "step-3/model-00001.safetensors");
+  test::flip_byte(folder / "step-3/model-00001.safetensors", shard.find("model.bf16"));
+  EXPECT_EQ(find_resumable(folder.path(), -1, /*verify=*/false), folder / "step-2");
+  truncate_shard(folder / "step-2");
+  EXPECT_EQ(find_resumable(folder.path(), -1, /*verify=*/false), folder / "step-1");
+}
+
 TEST(Purge, FiftySavesLeaveTwo) {
   const TempFolder folder;
   for (int step = 1; step <= 50; ++step) {

@@ -33,31 +33,40 @@ dtensor::Communicator alone(dtensor::World& world) {
   return dtensor::Communicator::alone("checkpoint", 0, world.log());
 }
 
+// Pinned memory needs a CUDA device; where there is none the mode works as the other.
 TEST(Saver, SavesWhatWasThereWhenItWasAsked) {
-  const TempFolder folder;
-  dtensor::World world = dtensor::World::single();
-  Saver saver(options(folder, AsyncMode::kCopy), alone(world), world.shared_log());
-  Snapshot snapshot = make_snapshot(5);
-  saver.save(snapshot);
-  for (auto& [name, tensor] : snapshot.tensors) tensor.zero_();
-  saver.finish();
-  expect_same(load(folder / "step-5"), make_snapshot(5));
+  for (const auto mode : {AsyncMode::kCopy, AsyncMode::kPinned}) {
+    const TempFolder folder;
+    dtensor::World world = dtensor::World::single();
+    Saver saver(options(folder, mode), alone(world), world.shared_log());
+    for (const int step : {5, 6}) {
+      Snapshot snapshot = make_snapshot(step);
+      saver.save(snapshot);
+      for (auto& [name, tensor] : snapshot.tensors) tensor.zero_();
+    }
+    saver.finish();
+    for (const int step : {5, 6}) {
+      expect_same(load(folder / fmt::format("step-{}", step)), make_snapshot(step));
+    }
+  }
 }
 
 TEST(Saver, RanksSaveInTheBackgroundTogether) {
-  const TempFolder folder;
   const Snapshot first = make_snapshot(1), second = make_snapshot(2);
-  run_ranks(kRanks, [&](dtensor::World& world) {
-    const auto training = world.make_group("training", {0, 1, 2, 3});
-    Saver saver(options(folder, AsyncMode::kCopy), all_of(world), world.shared_log());
-    saver.save(spread(first, training));
-    // Training talks over its own group meanwhile.
-    for (int i = 0; i < 50; ++i) training.barrier();
-    saver.save(spread(second, training));
-    saver.finish();
-  });
-  expect_same(load(folder / "step-1"), first);
-  expect_same(load(folder / "step-2"), second);
+  for (const auto mode : {AsyncMode::kCopy, AsyncMode::kPinned}) {
+    const TempFolder folder;
+    run_ranks(kRanks, [&](dtensor::World& world) {
+      const auto training = world.make_group("training", {0, 1, 2, 3});
+      Saver saver(options(folder, mode), all_of(world), world.shared_log());
+      saver.save(spread(first, training));
+      // Training talks over its own group meanwhile.
+      for (int i = 0; i < 50; ++i) training.barrier();
+      saver.save(spread(second, training));
+      saver.finish();
+    });
+    expect_same(load(folder / "step-1"), first);
+    expect_same(load(folder / "step-2"), second);
+  }
 }
 
 TEST(Saver, OlderOnesGoWhenANewerOneIsDurable) {
@@ -309,6 +318,37 @@ TEST(Saver, MemoryStaysFlatOverFiftySaves) {
     }
     saver.finish();
     EXPECT_LT(resident_bytes() - before, bytes / 2) << "of " << bytes << " a save";
+  }
+}
+
+// The same of parts that go from rank to rank, of all ranks together.
+TEST(Saver, MemoryStaysFlatOverFiftySavesOfParts) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers keep freed memory";
+#endif
+  Snapshot whole;
+  for (int i = 0; i < 3; ++i) {
+    whole.tensors[fmt::format("model.{}", i)] = at::ones({512, 1024});
+    whole.tensors[fmt::format("optimizer.{}", i)] = at::ones({512, 1024});
+  }
+  const int64_t bytes = 6 * 512 * 1024 * 4;
+  for (const auto mode : {AsyncMode::kDisabled, AsyncMode::kCopy}) {
+    const TempFolder folder;
+    int64_t before = 0, after = 0;
+    run_ranks(kRanks, [&](dtensor::World& world) {
+      const auto training = world.make_group("training", {0, 1, 2, 3});
+      Saver saver(options(folder, mode), all_of(world), world.shared_log());
+      Snapshot snapshot = spread(whole, training);
+      for (snapshot.step = 1; snapshot.step <= 50; ++snapshot.step) {
+        saver.save(snapshot);
+        if (snapshot.step != 5 && snapshot.step != 50) continue;
+        training.barrier();
+        if (training.rank() == 0) (snapshot.step == 5 ? before : after) = resident_bytes();
+        training.barrier();
+      }
+      saver.finish();
+    });
+    EXPECT_LT(after - before, bytes) << "of " << bytes << " a save";
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "longhaul/base/hash.h"
 #include "tests/checkpoint/snapshots.h"
+#include "tests/support/log_capture.h"
 #include "tests/support/temp_folder.h"
 
 namespace longhaul::checkpoint {
@@ -70,6 +71,22 @@ TEST(Show, Text) {
                 "optimizer.model.w.exp_avg  F32      [100, 64]    25.0 KiB\n"
                 "model: 1 tensors, 6,400 values, 12.5 KiB\n"
                 "optimizer: 1 tensors, 6,400 values, 25.0 KiB\n");
+}
+
+// Of the numbers in the names one belongs to a copy; a damaged one is still what its name says.
+TEST(Show, TheNewestIsOneThatIsWhatItsNameSays) {
+  const TempFolder folder;
+  for (const int step : {7, 100}) save(folder.path(), make_snapshot(step));
+  fs::copy(folder / "step-7", folder / "step-10000", fs::copy_options::recursive);
+  const test::LogCapture log;
+  EXPECT_EQ(show(folder.path(), false).path, folder / "step-100");
+  EXPECT_THAT(log.text(), AllOf(HasSubstr("step-10000"), HasSubstr("its manifest says step 7")));
+  EXPECT_EQ(verify(folder.path()).path, folder / "step-100");
+  EXPECT_EQ(show(folder / "step-10000", false).step, 7);  // named by the user
+  fs::remove(folder / "step-100/manifest.json");
+  EXPECT_EQ(verify(folder.path()).path, folder / "step-100");
+  for (const char* name : {"step-100", "step-7"}) fs::remove_all(folder / name);
+  EXPECT_EQ(show(folder.path(), false).path, folder / "step-10000");
 }
 
 TEST(Show, PathsThatHoldNothing) {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -309,6 +310,28 @@ TEST(Load, ErrorsOnTheCommandLine) {
             "command line: debug.dump_steps: expected a list of integers, got the string \"x\"");
   const std::string broken = error_of("", {"--debug.dump_steps", "[1,"});
   EXPECT_TRUE(broken.starts_with("command line: debug.dump_steps: [1,: broken TOML: ")) << broken;
+}
+
+// A checkpoint could not keep them: cut short, overlong, half of a surrogate pair, beyond Unicode.
+TEST(Load, WordsThatAreNotUtf8) {
+  for (const std::string wrong :
+       {"/data/caf\xe9", "\xc3", "\xc0\xaf", "\xe0\x80\xaf", "\xed\xa0\x80", "\xf0\x80\x80\xaf",
+        "\xf4\x90\x80\x80", "\xff", "a,\xe9"}) {
+    const auto at = std::find_if(wrong.begin(), wrong.end(), [](char c) { return c < 0; });
+    const std::string says = fmt::format(
+        "the value is not UTF-8 text (byte 0x{:02x}); write it in UTF-8, or rename the "
+        "file that it names",
+        static_cast<unsigned char>(*at));
+    EXPECT_EQ(error_of("", {"--training.dataset_path", wrong}),
+              "command line: training.dataset_path: " + says);
+    EXPECT_EQ(error_of("", {"--job.dump-folder=" + wrong}),
+              "command line: job.dump_folder: " + says);
+    EXPECT_EQ(error_of("", {"--optimizer.no_decay", wrong}),
+              "command line: optimizer.no_decay: " + says);
+  }
+  const std::string cafe =
+      "/data/caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80 \xed\x9f\xbf \xf4\x8f\xbf\xbf";
+  EXPECT_EQ(job("", {"--job.dump_folder", cafe}).job.dump_folder, cafe);
 }
 
 // Bytes cut out, doubled or replaced anywhere: a job or one line of error, nothing else.

@@ -57,6 +57,41 @@ TEST_F(Convert, ThereAndBackIsTheSameBits) {
   }
 }
 
+// Types, names, scales and FP8 bits; scales may differ in the last bit.
+void expect_published(const Tensors& actual, const Tensors& weights) {
+  const Tensors expected = published(weights);
+  EXPECT_EQ(names_of(actual), names_of(expected));
+  for (const auto& [name, tensor] : expected) {
+    const at::Tensor found = actual.at(name);
+    ASSERT_EQ(found.sizes(), tensor.sizes()) << name;
+    if (tensor.scalar_type() == at::kFloat8_e4m3fn) {
+      EXPECT_TRUE(at::equal(found.view(at::kByte), tensor.view(at::kByte))) << name;
+    } else if (name.ends_with("_scale_inv")) {
+      EXPECT_EQ(found.scalar_type(), at::kFloat) << name;
+      EXPECT_TRUE(at::allclose(found, tensor, /*rtol=*/2e-7, /*atol=*/0)) << name;
+    } else {
+      const bool fp32 = name.ends_with("e_score_correction_bias") ||
+                        name.find("indexer.k_norm") != std::string::npos;
+      expect_identical_tensors({{name, found}}, {{name, fp32 ? tensor : tensor.to(at::kBFloat16)}});
+    }
+  }
+}
+
+TEST_F(Convert, ThereAndBackWithoutAQueryLatent) {
+  const Tensors weights = golden_weights_without_q_lora("hf_base");
+  write_hf(path("theirs"), weights, golden_json("hf_base", kNoQLora));
+  convert(path("theirs"), "step-0");
+  // The assets of a model that has one do not bring it back.
+  convert(path("step-0"), "back", {.assets = golden("hf_base")});
+  expect_identical_tensors(read_hf(path("back")), weights);
+  const auto json = nlohmann::json::parse(read_file(path("back/config.json")));
+  EXPECT_TRUE(json.at("q_lora_rank").is_null());
+  EXPECT_EQ(v3::parse_model_config(json.dump(), "back"),
+            v3::parse_model_config(golden_json("hf_base", kNoQLora), "golden"));
+  convert(path("step-0"), "fp8", {.dtype = at::kFloat8_e4m3fn});
+  expect_published(read_hf(path("fp8")), weights);
+}
+
 // The reference has no copies in its MTP layer; the published form has, and they are ours again.
 TEST_F(Convert, MtpLayersGetTheCopiesOfThePublishedForm) {
   Tensors expected = golden_weights("tt_mtp_yarn");
@@ -124,26 +159,6 @@ std::map<std::string, std::string> files_of(const fs::path& folder) {
     files[entry.path().filename().string()] = read_file(entry.path());
   }
   return files;
-}
-
-// Types, names, scales and FP8 bits; scales may differ in the last bit.
-void expect_published(const Tensors& actual, const Tensors& weights) {
-  const Tensors expected = published(weights);
-  EXPECT_EQ(names_of(actual), names_of(expected));
-  for (const auto& [name, tensor] : expected) {
-    const at::Tensor found = actual.at(name);
-    ASSERT_EQ(found.sizes(), tensor.sizes()) << name;
-    if (tensor.scalar_type() == at::kFloat8_e4m3fn) {
-      EXPECT_TRUE(at::equal(found.view(at::kByte), tensor.view(at::kByte))) << name;
-    } else if (name.ends_with("_scale_inv")) {
-      EXPECT_EQ(found.scalar_type(), at::kFloat) << name;
-      EXPECT_TRUE(at::allclose(found, tensor, /*rtol=*/2e-7, /*atol=*/0)) << name;
-    } else {
-      const bool fp32 = name.ends_with("e_score_correction_bias") ||
-                        name.find("indexer.k_norm") != std::string::npos;
-      expect_identical_tensors({{name, found}}, {{name, fp32 ? tensor : tensor.to(at::kBFloat16)}});
-    }
-  }
 }
 
 // Blocks of other sizes than the parameters', experts that lie in several files, and the indexer.
@@ -254,8 +269,89 @@ TEST_F(Convert, TheTokenizerGoesAlong) {
   EXPECT_EQ(read_file(path("back/tokenizer.json")), "{\"a\": 1}");
   EXPECT_EQ(read_file(path("back/tokenizer_config.json")), "{}");
   EXPECT_FALSE(fs::exists(path("back/README.md")));
+  const test::LogCapture log;
   convert(path("step-0"), "other", {.assets = path("nowhere")});
   EXPECT_FALSE(fs::exists(path("other/tokenizer.json")));
+  EXPECT_THAT(log.text(),
+              AllOf(HasSubstr("warning"), HasSubstr("has no tokenizer"),
+                    HasSubstr("'" + path("nowhere").string() + "'"), HasSubstr("--assets")));
+}
+
+// What says nothing of the model is carried along; nothing of another one is.
+TEST_F(Convert, TheirConfigGoesAlongWhereItIsNotOfTheModel) {
+  const nlohmann::json carried = {{"eos_token_id", {1, 2}},
+                                  {"pad_token_id", nullptr},
+                                  {"ep_size", 1},
+                                  {"use_cache", true},
+                                  {"some_key", {{"of", "theirs"}}}};
+  const nlohmann::json of_another = {
+      {"rope_theta", 5e6},
+      {"rope_scaling",
+       {{"type", "yarn"}, {"factor", 40}, {"original_max_position_embeddings", 4096}}},
+      {"rope_interleave", false},
+      {"q_lora_rank", 1536},
+      {"index_n_heads", 64},
+      {"index_head_dim", 128},
+      {"index_topk", 2048},
+      {"indexer_types", {"full"}},
+      {"layer_types", {"indexed_attention"}},
+      {"mlp_layer_types", {"sparse"}},
+      {"mlp_bias", true},
+      {"attention_bias", true},
+      {"topk_method", "greedy"},
+      {"qk_head_dim", 192},
+      {"num_hidden_layers", 61},
+      {"dtype", "float16"},
+      {"torch_dtype", "float16"},
+      {"auto_map", {{"AutoConfig", "configuration_deepseek.DeepseekV3Config"}}},
+      {"quantization_config", kPublishedQuantization["quantization_config"]}};
+  nlohmann::json theirs = carried;
+  theirs.update(of_another);
+  write_text(path("assets/config.json"), theirs.dump());
+
+  // Dense attention, and a router without biases.
+  nlohmann::json shape = {{"model_type", "deepseek_v3"}, {"scoring_func", "softmax"}};
+  for (const char* key : {"index_n_heads", "index_head_dim", "index_topk", "layer_types"}) {
+    shape[key] = nullptr;
+  }
+  const auto config = v3::parse_model_config(golden_json("hf_base", shape), "golden");
+  Tensors weights = golden_weights("hf_base");
+  std::erase_if(weights, [](const auto& named) {
+    return named.first.find(".indexer.") != std::string::npos ||
+           named.first.ends_with("e_score_correction_bias");
+  });
+  write_hf(path("theirs"), weights, golden_json("hf_base", shape));
+  convert(path("theirs"), "step-0");
+  for (const bool fp8 : {false, true}) {
+    const std::string name = fp8 ? "fp8" : "back";
+    train::ConvertOptions options{.assets = path("assets")};
+    if (fp8) options.dtype = at::kFloat8_e4m3fn;
+    convert(path("step-0"), name, options);
+    const auto json = nlohmann::json::parse(read_file(path(name) / "config.json"));
+    EXPECT_EQ(v3::parse_model_config(json.dump(), name), config);
+    for (const auto& [key, value] : carried.items()) EXPECT_EQ(json.at(key), value) << key;
+    EXPECT_EQ(json.at("torch_dtype"), fp8 ? "bfloat16" : "float32");
+    EXPECT_EQ(json.contains("quantization_config"), fp8);
+    EXPECT_EQ(json.at("num_hidden_layers"), 4);
+    EXPECT_EQ(json.at("attention_bias"), false);
+    for (const char* key : {"rope_theta", "rope_scaling", "rope_interleave", "index_n_heads",
+                            "indexer_types", "layer_types", "mlp_layer_types", "mlp_bias",
+                            "topk_method", "qk_head_dim", "dtype", "auto_map"}) {
+      EXPECT_FALSE(json.contains(key)) << key;
+    }
+  }
+}
+
+TEST_F(Convert, ABrokenConfigOfTheAssetsIsFoundBeforeAnythingIsWritten) {
+  convert(golden("hf_base"), "step-0");
+  write_text(path("assets/config.json"), "{\"eos_token_id\": 1,");
+  bool began = false;
+  EXPECT_THAT(
+      error(path("step-0"), "back",
+            {.assets = path("assets"), .progress = [&](int64_t, int64_t) { began = true; }}),
+      HasSubstr(path("assets/config.json").string() + ":1: not valid JSON"));
+  EXPECT_FALSE(began);
+  EXPECT_FALSE(fs::exists(path("back")));
 }
 
 // Of a run: with moments, and a job that names its assets.
@@ -285,6 +381,9 @@ TEST_F(Convert, MistakesAreNamedAndNothingIsWritten) {
   fs::create_directories(path("without_config"));
   fs::copy(base / "model.safetensors", path("without_config"));
   EXPECT_THAT(error(path("without_config"), "step-0"), HasSubstr("--config"));
+  fs::create_directories(path("caf\xe9"));
+  EXPECT_THAT(error(base, "step-0", {.assets = path("caf\xe9")}),
+              AllOf(HasSubstr("is not UTF-8"), HasSubstr("--assets")));
   EXPECT_THAT(error(base, "step-0", {.config = golden("hf_yarn") / "config.json"}),
               AllOf(HasSubstr("unexpected: model.layers.2."), HasSubstr("--config")));
   EXPECT_FALSE(fs::exists(path("step-0")));

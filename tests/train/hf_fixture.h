@@ -34,6 +34,28 @@ inline Tensors golden_weights(const std::string& name) {
   return load_golden(name + "/checkpoint/model.safetensors");
 }
 
+// A reference checkpoint whose queries and, if it has one, indexer come from the hidden state
+// itself.
+inline const nlohmann::json kNoQLora = {{"q_lora_rank", nullptr}};
+
+inline Tensors golden_weights_without_q_lora(const std::string& name) {
+  Tensors tensors = golden_weights(name);
+  for (const auto& [a_name, q_a] : Tensors(tensors)) {
+    const size_t at = a_name.find("q_a_proj.weight");
+    if (at == std::string::npos) continue;
+    const std::string attention = a_name.substr(0, at);
+    tensors[attention + "q_proj.weight"] =
+        at::matmul(tensors.at(attention + "q_b_proj.weight"), q_a);
+    if (const auto wq_b = tensors.find(attention + "indexer.wq_b.weight"); wq_b != tensors.end()) {
+      wq_b->second = at::matmul(wq_b->second, q_a);
+    }
+    for (const char* part : {"q_a_proj", "q_a_layernorm", "q_b_proj"}) {
+      tensors.erase(attention + part + ".weight");
+    }
+  }
+  return tensors;
+}
+
 inline Tensors read_hf(const fs::path& folder) {
   const checkpoint::HfReader reader(folder);
   Tensors tensors;

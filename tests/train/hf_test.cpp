@@ -3,6 +3,7 @@
 #include "longhaul/models/deepseek_v3/hf_adapter.h"
 #include "longhaul/train/hf_export.h"
 #include "longhaul/train/hf_import.h"
+#include "longhaul/train/trained_model.h"
 #include "tests/support/hf_tensors.h"
 #include "tests/support/log_capture.h"
 #include "tests/train/hf_fixture.h"
@@ -44,6 +45,26 @@ TEST(HfImport, PublishedFp8IsWhatItsScalesSay) {
   auto model = golden_shape();
   EXPECT_EQ(load_error(model, folder.path()), "");
   expect_identical_tensors(hf_tensors(model), meaning_of(fp8));
+}
+
+TEST(HfImport, WithoutAQueryLatent) {
+  for (const bool fp8 : {false, true}) {
+    const TemporaryFolder folder;
+    Tensors weights = golden_weights_without_q_lora("hf_base");
+    if (fp8) weights = published(weights);
+    ASSERT_EQ(weights.at("model.layers.0.self_attn.q_proj.weight").sizes(),
+              (std::vector<int64_t>{96, 128}));
+    write_hf(folder.path(), weights, golden_json("hf_base", kNoQLora));
+    v3::Model model(v3::parse_model_config(golden_json("hf_base", kNoQLora), "golden"),
+                    v3::ModelSettings{});
+    EXPECT_EQ(load_error(model, folder.path()), "");
+    expect_identical_tensors(hf_tensors(model), fp8 ? meaning_of(weights) : weights);
+    // With the latent of another model it is not the same.
+    auto other = golden_shape();
+    EXPECT_THAT(load_error(other, folder.path()),
+                AllOf(HasSubstr("missing: model.layers.0.self_attn.q_a_layernorm.weight"),
+                      HasSubstr("unexpected: model.layers.0.self_attn.q_proj.weight")));
+  }
 }
 
 TEST(HfImport, QuantizedWeightsAreTakenOnlyIfTheJobSaysSo) {
@@ -116,6 +137,20 @@ TEST(HfImport, ARunStartsFromPublishedWeights) {
   }
 }
 
+// What looks at weights reads what it is given; only a run asks before it starts from FP8.
+TEST(HfImport, EvaluationTakesPublishedWeights) {
+  const GoldenJob job("hf_base", batches());
+  const fs::path folder = job.folder.path() / "fp8";
+  const Tensors fp8 = published(golden_weights("hf_base"));
+  write_hf(folder, fp8, golden_json("hf_base", kPublishedQuantization));
+  for (const char* enable : {"true", "false"}) {
+    const auto trained = train::load_trained_model(
+        job.config({"--checkpoint.enable", enable, "--checkpoint.initial_load_in_hf", "false"}),
+        folder.string());
+    expect_identical_tensors(hf_tensors(*trained.model), meaning_of(fp8));
+  }
+}
+
 // Beside the last checkpoint, which is the run's own.
 TEST(HfExport, TheLastWeightsOfARun) {
   const GoldenJob job("hf_base", batches());
@@ -176,6 +211,47 @@ TEST(HfExport, Fp8IsOfTheFolderAlone) {
   auto model = golden_shape();
   EXPECT_EQ(load_error(model, folder / "step-1-hf"), "");
   EXPECT_EQ(load_error(model, folder / "step-1-hf", /*quantized=*/false).empty(), false);
+}
+
+// It would be found out after the last step.
+TEST(HfExport, ABrokenConfigOfTheAssetsIsFoundAtTheStart) {
+  const GoldenJob job("hf_base", batches());
+  const fs::path assets = job.folder.path() / "assets";
+  const std::vector<std::string> words = {"--training.steps",
+                                          "1",
+                                          "--model.flavor",
+                                          "tiny",
+                                          "--model.hf_assets_path",
+                                          assets.string(),
+                                          "--checkpoint.initial_load_path",
+                                          "None",
+                                          "--checkpoint.initial_load_in_hf",
+                                          "false",
+                                          "--checkpoint.last_save_in_hf"};
+  for (const char* broken : {"{\"eos_token_id\": 1,", "[]"}) {
+    write_text(assets / "config.json", broken);
+    try {
+      run(job.config(words));
+      FAIL() << "no error";
+    } catch (const UserError& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("model.hf_assets_path"),
+                                      HasSubstr((assets / "config.json").string())));
+    }
+    EXPECT_FALSE(fs::exists(job.folder.path() / "run/checkpoint"));
+  }
+}
+
+// Whatever step it was for.
+TEST(HfExport, WhatADeadExportHasLeftGoesWithTheNextOne) {
+  const GoldenJob job("hf_base", batches());
+  const fs::path folder = job.folder.path() / "run/checkpoint";
+  for (const char* name : {".step-7-hf.tmp-1", ".mine-hf.tmp-1"}) {
+    fs::create_directories(folder / name);
+  }
+  run(job.config({"--training.steps", "1", "--checkpoint.last_save_in_hf"}));
+  EXPECT_TRUE(fs::exists(folder / "step-1-hf/config.json"));
+  EXPECT_FALSE(fs::exists(folder / ".step-7-hf.tmp-1"));
+  EXPECT_TRUE(fs::exists(folder / ".mine-hf.tmp-1"));
 }
 
 TEST(HfExport, OtherwiseTheLastWeightsKeepTheirType) {

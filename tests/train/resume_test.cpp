@@ -2,16 +2,20 @@
 #include <fmt/format.h>
 
 #include "longhaul/checkpoint/checkpoint.h"
+#include "longhaul/checkpoint/manifest.h"
 #include "longhaul/parallel/parallel_dims.h"
 #include "longhaul/train/resolve_model.h"
 #include "longhaul/train/trainer.h"
 #include "tests/support/log_capture.h"
+#include "tests/support/temp_folder.h"
 #include "tests/train/job_fixture.h"
 
 namespace longhaul::testing {
 namespace {
 
 using Overrides = std::vector<std::string>;
+
+constexpr const char* kNorm = "model.norm.weight";
 
 // The figures of a run that do not depend on the clock.
 std::vector<std::string> figures(const std::vector<nlohmann::json>& metrics) {
@@ -164,6 +168,44 @@ TEST(Resume, ANewRunStartsFromTheWeightsOfAnother) {
   }
 }
 
+// Moments and the data position of another run, but its steps are not this one's.
+TEST(Resume, PartsOfAStateThatAreNotRestored) {
+  const GoldenJob first("hf_base", batches()), second("hf_base", batches());
+  const auto saved = first.folder.path() / "run/checkpoint/step-2";
+  run(first.config({"--training.steps", "2", "--checkpoint.last_save_model_only", "false"}));
+  const auto trainer_of = [](const GoldenJob& job, const char* step) {
+    return checkpoint::load(job.folder.path() / "run/checkpoint" / step).trainer;
+  };
+  const auto theirs = trainer_of(first, "step-2");
+  const auto rows = theirs["rows"].get<int64_t>(), tokens = theirs["tokens"].get<int64_t>();
+  ASSERT_EQ(rows, 4);
+  const Overrides start = {"--checkpoint.initial_load_path",       saved.string(),
+                           "--checkpoint.initial_load_in_hf",      "false",
+                           "--checkpoint.initial_load_model_only", "false",
+                           "--checkpoint.last_save_model_only",    "false"};
+  const auto begin = [&](const std::string& excluded, const std::string& steps) {
+    fs::remove_all(second.folder.path() / "run");
+    run(second.config(
+        with(start, {"--training.steps", steps, "--checkpoint.exclude_from_loading", excluded})));
+  };
+  begin("lr_scheduler,train_state", "1");
+  auto ours = trainer_of(second, "step-1");
+  EXPECT_EQ(ours["step"], 1);
+  EXPECT_EQ(ours["tokens"], tokens / 2);
+  EXPECT_EQ(ours["rows"], rows + rows / 2);
+  EXPECT_EQ(ours["optimizer_steps"][kNorm], 3);
+  begin("dataloader", "3");
+  ours = trainer_of(second, "step-3");
+  EXPECT_EQ(ours["step"], 3);
+  EXPECT_EQ(ours["tokens"], tokens + tokens / 2);
+  EXPECT_EQ(ours["rows"], rows / 2);
+  EXPECT_EQ(ours["optimizer_steps"][kNorm], 3);
+  begin("optimizer", "3");
+  ours = trainer_of(second, "step-3");
+  EXPECT_EQ(ours["rows"], rows + rows / 2);
+  EXPECT_EQ(ours["optimizer_steps"][kNorm], 1);
+}
+
 std::string error_of_run(const JobConfig& config) {
   try {
     run(config);
@@ -171,6 +213,90 @@ std::string error_of_run(const JobConfig& config) {
     return error.what();
   }
   return "no error";
+}
+
+TEST(Resume, PartsThatCannotBeLeftOutAreNamed) {
+  const GoldenJob job("hf_base", batches());
+  run(job.config({"--training.steps", "1", "--checkpoint.last_save_model_only", "false"}));
+  const auto error_without = [&](const char* parts) {
+    return error_of_run(
+        job.config({"--training.steps", "2", "--checkpoint.exclude_from_loading", parts}));
+  };
+  const auto expect_says = [&](const char* parts, const std::string& says) {
+    const std::string error = error_without(parts);
+    EXPECT_NE(error.find("checkpoint.exclude_from_loading"), std::string::npos) << error;
+    EXPECT_NE(error.find(says), std::string::npos) << error;
+  };
+  expect_says("lr_scheduler,train_state", "leave train_state out");
+  expect_says("lr_scheduler", "name both lr_scheduler and train_state, or neither");
+  expect_says("train_state", "name both lr_scheduler and train_state, or neither");
+  expect_says("data_loader", "'data_loader' is no part of a state, did you mean 'dataloader'?");
+}
+
+// The lowest bit of a moment is flipped: only a comparison with the checksums would show it.
+TEST(Resume, ChecksumsAreComparedUnlessTheJobSaysNo) {
+  const GoldenJob job("hf_base", batches());
+  const auto folder = job.folder.path() / "run/checkpoint";
+  run(job.config({"--training.steps", "2", "--checkpoint.interval", "1",
+                  "--checkpoint.last_save_model_only", "false"}));
+  const auto moment =
+      checkpoint::read_manifest(folder / "step-2").tensors.at("optimizer.exp_avg.lm_head.weight");
+  test::flip_byte(folder / "step-2" / moment.extent.file, static_cast<size_t>(moment.extent.begin));
+  const Overrides no_check = {"--checkpoint.verify_on_load", "false"};
+  EXPECT_EQ(run(job.config(with(no_check, {"--training.steps", "2"}))),
+            train::Outcome::kAlreadyDone);
+  const auto start_of = [&](const Overrides& words) {
+    const test::LogCapture log;
+    run(job.config(with(words, {"--training.steps", "3", "--checkpoint.load_only", "true"})));
+    const std::string text = log.text();
+    const size_t at = text.find("resumed from ");
+    return at == std::string::npos ? text : text.substr(at, text.find('\n', at) - at);
+  };
+  EXPECT_EQ(start_of(no_check), "resumed from " + (folder / "step-2").string());
+  EXPECT_EQ(start_of({}), "resumed from " + (folder / "step-1").string());
+}
+
+// A copy is not the step that its name says.
+TEST(Resume, ACopyUnderALaterNameDoesNotEndTheRun) {
+  const GoldenJob job("hf_base", batches());
+  const auto folder = job.folder.path() / "run/checkpoint";
+  run(job.config({"--training.steps", "1", "--checkpoint.last_save_model_only", "false"}));
+  fs::copy(folder / "step-1", folder / "step-10000", fs::copy_options::recursive);
+  const test::LogCapture log;
+  EXPECT_EQ(run(job.config({"--training.steps", "2"})), train::Outcome::kFinished);
+  EXPECT_NE(log.text().find("step-10000 is passed over: its manifest says step 1"),
+            std::string::npos)
+      << log.text();
+  EXPECT_EQ(job.metrics().size(), 2u);
+}
+
+TEST(Resume, TheFirstStepIsSavedIfAsked) {
+  for (const bool asked : {false, true}) {
+    const GoldenJob job("hf_base", batches());
+    run(job.config({"--training.steps", "3", "--checkpoint.enable_first_step_checkpoint",
+                    asked ? "true" : "false"}));
+    const auto folder = job.folder.path() / "run/checkpoint";
+    EXPECT_EQ(fs::exists(folder / "step-1"), asked);
+    EXPECT_FALSE(fs::exists(folder / "step-2"));
+    EXPECT_TRUE(fs::exists(folder / "step-3"));
+    if (asked) {
+      EXPECT_FALSE(checkpoint::load(folder / "step-1").model_only);
+    }
+  }
+}
+
+TEST(Resume, EveryWayOfSavingLeavesTheSame) {
+  const GoldenJob at_once("hf_base", batches());
+  const Overrides words = with(kMoving, {"--training.steps", "4", "--checkpoint.interval", "1"});
+  run(at_once.config(words));
+  for (const char* mode : {"async", "async_with_pinned_mem"}) {
+    const GoldenJob behind("hf_base", batches());
+    run(behind.config(with(words, {"--checkpoint.async_mode", mode})));
+    for (const char* step : {"step-1", "step-3", "step-4"}) {
+      expect_equal_state(at_once.folder.path() / "run/checkpoint" / step,
+                         behind.folder.path() / "run/checkpoint" / step);
+    }
+  }
 }
 
 // The newest is damaged: the one before it is taken, and the log says why.
@@ -218,8 +344,6 @@ void forge(const GoldenJob& job, Change&& change) {
   change(snapshot);
   checkpoint::save(folder, snapshot);
 }
-
-constexpr const char* kNorm = "model.norm.weight";
 
 TEST(Resume, MomentsThatDoNotFitAreListedByName) {
   const GoldenJob job("hf_base", batches());
@@ -286,8 +410,16 @@ TEST(Resume, LoadOnlySavesNothing) {
 TEST(Resume, LoadStepChoosesAndAMissingOneIsAnError) {
   const GoldenJob job("hf_base", batches());
   run(job.config({"--training.steps", "4", "--checkpoint.interval", "1"}));
-  run(job.config({"--training.steps", "5", "--checkpoint.load_step", "2"}));
+  const Overrides back = {"--training.steps", "5", "--checkpoint.load_step", "2"};
+  const test::LogCapture log;
+  run(job.config(back));
   EXPECT_EQ(job.metrics().size(), 5u);
+  // The same command goes back again, as the log has said.
+  EXPECT_NE(log.text().find("Remove that key before the next start"), std::string::npos);
+  const auto folder = job.folder.path() / "run/checkpoint";
+  EXPECT_TRUE(fs::exists(folder / "step-5"));
+  run(job.config(back));
+  EXPECT_TRUE(fs::exists(folder / "step-5.abandoned-1"));
   try {
     run(job.config({"--checkpoint.load_step", "17"}));
     FAIL() << "no error";

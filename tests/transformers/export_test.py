@@ -45,9 +45,26 @@ def write_dense_copy(folder):
         json.dump(config, file)
 
 
-def export(longhaul, source, work, dtype):
+def write_copy_without_q_lora(folder, dense):
+    """dense without a query latent: q_proj is the product of q_b_proj and q_a_proj."""
+    os.makedirs(folder)
+    tensors = load_file(os.path.join(dense, "model.safetensors"))
+    for name in [name for name in tensors if name.endswith("q_a_proj.weight")]:
+        attention = name.removesuffix("q_a_proj.weight")
+        q_a, q_b = (tensors.pop(f"{attention}q_{x}_proj.weight") for x in "ab")
+        del tensors[f"{attention}q_a_layernorm.weight"]
+        tensors[f"{attention}q_proj.weight"] = q_b @ q_a
+    save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    with open(os.path.join(dense, "config.json")) as file:
+        config = json.load(file)
+    config["q_lora_rank"] = None
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump(config, file)
+
+
+def export(longhaul, source, work, dtype, name="exported"):
     """source, converted to a step folder and back."""
-    step, folder = os.path.join(work, "step-0"), os.path.join(work, "exported")
+    step, folder = os.path.join(work, "step-0"), os.path.join(work, name)
     for path in (step, folder):
         shutil.rmtree(path, ignore_errors=True)
     for command in (
@@ -89,12 +106,44 @@ def check_logits(longhaul, work, source, reference, spare=("none.",)):
         assert torch.equal(a[name].float(), x.to(a[name].dtype).float()), name
 
 
+def logits_of(model):
+    ids = torch.arange(24).reshape(2, 12) % model.config.vocab_size
+    with torch.no_grad():
+        return model(ids, use_cache=False).logits
+
+
+def check_without_q_lora(longhaul, work, source):
+    """The export computes, bit by bit, what transformers computes with the source."""
+    model = load(export(longhaul, source, work, "float32"), ("none.",))
+    assert model.config.q_lora_rank is None, model.config.q_lora_rank
+    assert torch.equal(logits_of(model), logits_of(load(source, ("none.",))))
+    print(f"{type(model).__name__} without q_lora: the logits are the source's")
+
+
+def check_fp8(longhaul, work, source, spare=("none.",)):
+    """What transformers makes of FP8 without a GPU, bf16, is what longhaul makes of it."""
+    folder = export(longhaul, source, work, "float8_e4m3fn", "fp8")
+    fp8 = load(folder, spare)
+    a, b = fp8.state_dict(), load(export(longhaul, folder, work, "float32"), spare).state_dict()
+    assert a.keys() == b.keys()
+    for name, x in b.items():
+        assert torch.equal(a[name].float(), x.to(a[name].dtype).float()), name
+    assert torch.isfinite(logits_of(fp8)).all()
+    print(f"{type(fp8).__name__}: {len(a)} tensors of FP8 are the same")
+
+
 def main():
     longhaul, work = sys.argv[1:]
     torch.set_num_threads(2)
     dense = os.path.join(work, "dense")
     write_dense_copy(dense)
+    without_q_lora = os.path.join(work, "without_q_lora")
+    write_copy_without_q_lora(without_q_lora, dense)
     check_logits(longhaul, work, dense, "tt_base_dense/forward.safetensors")
+    check_without_q_lora(longhaul, work, without_q_lora)
+    for source in (dense, without_q_lora, golden("hf_base/checkpoint")):
+        check_fp8(longhaul, work, source)
+    check_fp8(longhaul, work, golden("tt_mtp_yarn/checkpoint"), spare=("model.layers.2.",))
     check_logits(longhaul, work, golden("hf_base/checkpoint"), "hf_base/forward.safetensors")
     check_logits(longhaul, work, golden("hf_yarn/checkpoint"), "hf_yarn/forward.safetensors")
     check_logits(
