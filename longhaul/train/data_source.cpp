@@ -9,6 +9,7 @@
 #include "longhaul/base/log.h"
 #include "longhaul/base/progress.h"
 #include "longhaul/base/text.h"
+#include "longhaul/data/best_fit_dataset.h"
 #include "longhaul/data/corpus.h"
 #include "longhaul/data/file_list.h"
 #include "longhaul/data/mixed_dataset.h"
@@ -182,7 +183,8 @@ DataRequest request_of(const char* key, const std::string& dataset, const JobCon
   DataRequest request;
   request.key = key;
   request.dataset = dataset;
-  request.packing = {.best_fit = training.packing == "best_fit",
+  request.packing = {.shape = {},
+                     .best_fit = training.packing == "best_fit",
                      .document_mask = training.document_mask,
                      .seed = seed_of(config)};
   request.documents = {.text_field = training.text_field,
