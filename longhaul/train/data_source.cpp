@@ -139,6 +139,7 @@ std::unique_ptr<data::Dataset> open_corpus(const MixPart& part, size_t number,
       config, setting, [&] { return data::list_sources(part.path, request.documents, *bad); });
   const auto tokenizer = tokenizer_for(sources, request, config);
   if (auto dataset = read_corpus(sources, tokenizer, part, request, config, *bad)) return dataset;
+  bad = std::make_unique<data::BadDocuments>(request.documents.skip_bad);  // it counts anew
   name_setting(config, setting, [&] { data::check_beginning(sources, request.documents); });
   log::info("{} data: {} in {} files, about {} of text, read as a stream", request.key, part.path,
             with_commas(static_cast<int64_t>(sources.files.size())),
