@@ -10,7 +10,6 @@ using test::Words;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 class DataCommand : public test::SmallJob {
  protected:

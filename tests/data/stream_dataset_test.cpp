@@ -184,8 +184,8 @@ class StreamLedger : public ::testing::Test {
   static constexpr uint64_t kBatch = 8;
 
   static char letter(int document) {
-    const char letter = static_cast<char>('0' + document);
-    return letter == '\\' ? '~' : letter;  // no escapes
+    const char sign = static_cast<char>('0' + document);
+    return sign == '\\' ? '~' : sign;  // no escapes
   }
 
   StreamLedger() {
@@ -313,7 +313,7 @@ TEST_F(Stream, ReadingCanBeCalledOff) {
   ChunkReader reader(context, {0}, {.chunk_bytes = 100});
   TokenizedCorpus corpus;
   EXPECT_TRUE(reader.next(corpus));
-  EXPECT_GT(context.bytes_read, 0u);
+  EXPECT_GT(context.bytes_read.load(), 0u);
   stop.request_stop();
   EXPECT_THROW(reader.next(corpus), Stopped);
 }
