@@ -44,18 +44,17 @@ std::function<void(int64_t, int64_t)> progress_of(std::unique_ptr<ProgressLine>&
 void prepare(const Arguments& arguments) {
   const auto tokenizer = data::Tokenizer::load(arguments.tokenizer);
   std::unique_ptr<ProgressLine> line;
-  const auto [prepared, kept_shards] = data::prepare(arguments.input, tokenizer, arguments.output,
-                                                     {.documents = document_options(arguments),
-                                                      .shard_bytes = arguments.shard_mb * 1'000'000,
-                                                      .num_threads = arguments.threads,
-                                                      .progress = progress_of(line, "preparing")});
+  const auto [prepared, kept_shards, bad] =
+      data::prepare(arguments.input, tokenizer, arguments.output,
+                    {.documents = document_options(arguments),
+                     .shard_bytes = arguments.shard_mb * 1'000'000,
+                     .num_threads = arguments.threads,
+                     .progress = progress_of(line, "preparing")});
   if (line) line->finish();
   uint64_t documents = 0, tokens = 0;
-  int64_t bad = 0;
   for (const auto& shard : prepared.shards) {
     documents += shard.documents;
     tokens += shard.tokens;
-    bad += shard.bad_documents;
   }
   if (bad > 0) log::warn("{} bad documents are left out", with_commas(bad));
   log::info("{}: {} documents, {} tokens in {} shards, {} of them there before", arguments.output,
@@ -92,25 +91,23 @@ void print_statistics(const data::CorpusStatistics& statistics) {
 }
 
 // The sample's documents, each behind a line with its number.
-void print_sample(const std::vector<int32_t>& ids, const data::Tokenizer& tokenizer) {
+void print_sample(const data::CorpusStatistics& statistics, const data::Tokenizer& tokenizer) {
+  const std::span<const int32_t> ids = statistics.sample;
   fmt::print("\nthe first {} tokens, decoded:\n", ids.size());
   size_t begin = 0;
-  for (int64_t document = 1; begin < ids.size(); ++document) {
-    const auto rest = std::span(ids).subspan(begin);
-    const auto end = std::find(rest.begin(), rest.end(), tokenizer.eos_id().value_or(-1));
-    const auto length = static_cast<size_t>(end - rest.begin()) + (end != rest.end());
-    fmt::print("----- document {}: {} tokens{}\n{}\n", document, length,
-               end == rest.end() ? ", cut here" : "", tokenizer.decode(rest.first(length)));
-    begin += length;
-  }
+  const auto print = [&](size_t number, size_t end, const char* remark) {
+    fmt::print("----- document {}: {} tokens{}\n{}\n", number, end - begin, remark,
+               tokenizer.decode(ids.subspan(begin, end - begin)));
+    begin = end;
+  };
+  const auto& ends = statistics.sample_ends;
+  for (size_t i = 0; i < ends.size(); ++i) print(i + 1, ends[i], "");
+  if (begin < ids.size()) print(ends.size() + 1, ids.size(), ", cut here");
 }
 
 void inspect(const Arguments& arguments) {
   data::BadDocuments bad(arguments.bad_documents == "skip");
   const auto options = document_options(arguments);
-  for (const auto& part : data::split_paths(arguments.input)) {
-    if (data::is_prepared(part)) data::verify(data::read_prepared(part));
-  }
   const auto sources = data::list_sources(arguments.input, options, bad);
   std::optional<data::Tokenizer> tokenizer;
   if (!arguments.tokenizer.empty()) tokenizer = data::Tokenizer::load(arguments.tokenizer);
@@ -131,7 +128,7 @@ void inspect(const Arguments& arguments) {
                                         bad);
   if (line) line->finish();
   print_statistics(statistics);
-  if (tokenizer) print_sample(statistics.sample, *tokenizer);
+  if (tokenizer) print_sample(statistics, *tokenizer);
 }
 
 void add_corpus_options(CLI::App& command, Arguments& arguments) {

@@ -63,6 +63,7 @@ std::vector<Line> evaluate(const JobConfig& config, const EvalOptions& options) 
   std::vector<Line> lines = {{"this model", train::validate(*trained.model, *held_out, how)}};
   if (!options.baselines) return lines;
   const auto training = open_data(train::training_data(config, shape.vocab_size, 0), config);
+  train::check_same_tokenizer(*training, *held_out, "validation.dataset_path", config);
   const int64_t rows = how.max_batches < 0 ? -1 : how.max_batches * how.batch_size;
   lines.push_back({"bigram", train::bigram_baseline(*training, *held_out, shape.vocab_size, rows)});
   lines.push_back(

@@ -21,6 +21,7 @@ class BestFitDataset : public Dataset {
   Row row(uint64_t index) const override;
   std::optional<uint64_t> num_rows() const override;
   DatasetInfo info() const override;
+  DataIdentity identity() const override { return corpus_.identity; }
   RowShape shape() const override { return options_.shape; }
   std::optional<int64_t> label_bytes(const Row& row) const override;
 

@@ -104,7 +104,8 @@ class GzipBytes : public ByteSource {
     }
   }
 
-  // Zero bytes behind a member fill up a block of a tape or disk. True if there is nothing else yet.
+  // Zero bytes behind a member fill up a block of a tape or disk. True if there is nothing else
+  // yet.
   bool skip_zeros() {
     for (; stream_.avail_in > 0 && *stream_.next_in == 0; --stream_.avail_in) ++stream_.next_in;
     return stream_.avail_in == 0;

@@ -32,7 +32,7 @@ std::vector<std::vector<int32_t>> TextEncoders::encode(std::span<const std::stri
   return ids;
 }
 
-ChunkReader::ChunkReader(Context context, std::vector<size_t> units, const ChunkOptions& options)
+ChunkReader::ChunkReader(Context& context, std::vector<size_t> units, const ChunkOptions& options)
     : context_(context), units_(std::move(units)), options_(options) {}
 
 bool ChunkReader::next(TokenizedCorpus& corpus) {
@@ -70,30 +70,45 @@ bool ChunkReader::fill() {
 
 bool ChunkReader::open_next_unit() {
   if (reader_ || tokens_)
-    consumed_before_ += context_.sources->units[units_[next_unit_ - 1]].disk_bytes;
+    consumed_before_ += context_.sources.units[units_[next_unit_ - 1]].disk_bytes;
   reader_.reset();
   tokens_.reset();
+  count_bytes();
   if (next_unit_ == units_.size()) return false;
-  const Unit& unit = context_.sources->units[units_[next_unit_++]];
-  const SourceFile& file = context_.sources->files[unit.file];
-  if (file.format.content == Content::kTokens) {
-    tokens_ = std::make_unique<TokenUnit>(TokenShard(file.path, file.documents, file.tokens), &file,
-                                          unit.begin, unit.end);
+  const Unit& unit = context_.sources.units[units_[next_unit_++]];
+  const SourceFile& file = context_.sources.files[unit.file];
+  if (file.shard) {
+    open_tokens(unit.file, unit);
   } else {
-    reader_ = open_documents(file, unit, options_.documents, *context_.bad);
+    reader_ = open_documents(file, unit, options_.documents, context_.bad);
   }
   return true;
+}
+
+void ChunkReader::open_tokens(size_t number, const Unit& unit) {
+  const SourceFile& file = context_.sources.files[number];
+  if (!context_.sound_files.contains(number)) verify(*file.shard);
+  context_.sound_files.insert(number);
+  tokens_ = std::make_unique<TokenUnit>(TokenShard(*file.shard), &file, unit.begin, unit.end);
+}
+
+void ChunkReader::count_bytes() {
+  const uint64_t now = consumed();
+  context_.bytes_read += now - std::min(counted_, now);
+  counted_ = std::max(counted_, now);
 }
 
 // The next document that is on this side of the split.
 bool ChunkReader::read_item(Item& item) {
   while (reader_ || tokens_ || open_next_unit()) {
+    if (context_.stop.stop_requested()) throw Stopped("the reading was called off");
     item.shard.reset();
     const bool there = tokens_ ? read_tokens(item) : reader_->next(item.document);
     if (!there) {
       if (!open_next_unit()) return false;
       continue;
     }
+    count_bytes();
     const bool hashed = options_.split.fraction > 0 || options_.keep_hashes;
     if (hashed && !item.shard) item.hash = stable_hash(item.document.text);
     if (options_.split.fraction == 0 || options_.split.takes(item.hash)) return true;
@@ -107,7 +122,7 @@ bool ChunkReader::read_tokens(Item& item) {
   const auto ids = tokens_->shard.ids();
   const uint64_t document = tokens_->next++;
   const uint64_t begin = document == 0 ? 0 : ends[document - 1], end = ends[document];
-  const int32_t size = context_.sources->vocabulary->size;
+  const int32_t size = context_.sources.vocabulary->size;
   const bool sound = begin < end && end <= ids.size();
   item.shard = tokens_->shard;
   item.ids = sound ? ids.subspan(begin, end - begin) : ids.first(0);
@@ -124,7 +139,7 @@ void ChunkReader::append(const Item& item, const std::vector<int32_t>& ids,
                          TokenizedCorpus& corpus) const {
   if (item.shard) {
     corpus.ids.insert(corpus.ids.end(), item.ids.begin(), item.ids.end());
-    const auto& token_bytes = context_.sources->vocabulary->token_bytes;
+    const auto& token_bytes = context_.sources.vocabulary->token_bytes;
     for (const int32_t id : item.ids) {
       corpus.text_bytes += token_bytes.empty() ? 0 : token_bytes[static_cast<size_t>(id)];
     }

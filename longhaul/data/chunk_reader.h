@@ -3,11 +3,16 @@
 // whole (corpus.h) and as a stream (stream_dataset.h).
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
+#include <stop_token>
 #include <vector>
 
+#include "longhaul/base/error.h"
+#include "longhaul/data/dataset.h"
 #include "longhaul/data/document_reader.h"
 #include "longhaul/data/source.h"
 #include "longhaul/data/tokenizer.h"
@@ -19,6 +24,7 @@ struct TokenizedCorpus {
   std::vector<uint64_t> document_ends;  // places in ids; ascending
   std::vector<uint64_t> text_hashes;    // of each document; only if they were asked for
   std::vector<uint32_t> token_bytes;    // text bytes of each id of the vocabulary; may be empty
+  DataIdentity identity = {};
   int64_t text_bytes = 0;
   int64_t empty_documents = 0;     // skipped
   int64_t replaced_documents = 0;  // not valid text, and repaired
@@ -39,6 +45,12 @@ class TextEncoders {
   int32_t end_of_text_;
 };
 
+// What the reading that was called off throws.
+class Stopped : public Error {
+ public:
+  using Error::Error;
+};
+
 struct ChunkOptions {
   DocumentOptions documents = {};
   Split split = {};
@@ -48,17 +60,21 @@ struct ChunkOptions {
 
 class ChunkReader {
  public:
-  // What is pointed to outlives the reader; `encoders` may be null where all units are prepared
-  // tokens.
+  // What the readers of one corpus share, and which outlives them. One thread's at a time, but for
+  // bytes_read.
   struct Context {
-    const Sources* sources = nullptr;
-    TextEncoders* encoders = nullptr;
-    BadDocuments* bad = nullptr;
+    const Sources& sources;
+    TextEncoders* encoders;  // null where all units are prepared tokens
+    BadDocuments& bad;
+    std::stop_token stop = {};             // calls the reading off
+    std::set<size_t> sound_files = {};     // prepared shards whose checksum was compared
+    std::atomic<uint64_t> bytes_read = 0;  // on the disk
   };
-  ChunkReader(Context context, std::vector<size_t> units, const ChunkOptions& options);
+  ChunkReader(Context& context, std::vector<size_t> units, const ChunkOptions& options);
 
   // Appends the next chunk to `corpus`. False if there is none. UserError for bad documents that
-  // are not to be skipped, and for damaged shards.
+  // are not to be skipped, and for damaged shards: each is compared with its checksum when it is
+  // first opened. Stopped.
   bool next(TokenizedCorpus& corpus);
   // Leaves the next chunk out, without tokenising it.
   bool skip();
@@ -81,17 +97,19 @@ class ChunkReader {
 
   bool fill();
   bool open_next_unit();
+  void open_tokens(size_t number, const Unit& unit);
+  void count_bytes();
   bool read_item(Item& item);
   bool read_tokens(Item& item);
   void append(const Item& item, const std::vector<int32_t>& ids, TokenizedCorpus& corpus) const;
 
-  const Context context_;
+  Context& context_;
   const std::vector<size_t> units_;
   const ChunkOptions options_;
   size_t next_unit_ = 0;
   std::unique_ptr<DocumentReader> reader_;  // of the unit that is open, if it is text
   std::unique_ptr<TokenUnit> tokens_;       // if it is tokens
-  uint64_t consumed_before_ = 0;
+  uint64_t consumed_before_ = 0, counted_ = 0;
   std::vector<Item> items_;
 };
 

@@ -6,7 +6,9 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/hash.h"
+#include "longhaul/base/log.h"
 #include "longhaul/base/rng.h"
+#include "longhaul/base/text.h"
 #include "longhaul/data/best_fit_dataset.h"
 
 namespace longhaul::data {
@@ -25,15 +27,12 @@ ChunkWalk::ChunkWalk(Sources sources, const std::optional<Tokenizer>& tokenizer,
     : sources_(std::move(sources)),
       options_(options),
       bad_(std::move(bad)),
+      vocabulary_(vocabulary_of(sources_, tokenizer ? &*tokenizer : nullptr)),
+      encoders_(tokenizer ? std::make_unique<TextEncoders>(*tokenizer, options.num_threads)
+                          : nullptr),
+      context_{.sources = sources_, .encoders = encoders_.get(), .bad = *bad_},
       groups_(deal_units()),
-      counts_(groups_.size(), options.row_counts, fingerprint(tokenizer)) {
-  if (tokenizer) {
-    encoders_ = std::make_unique<TextEncoders>(*tokenizer, options.num_threads);
-    token_bytes_ = vocabulary_of(*tokenizer).token_bytes;
-  } else if (sources_.vocabulary) {
-    token_bytes_ = sources_.vocabulary->token_bytes;
-  }
-}
+      counts_(groups_.size(), options.row_counts, fingerprint()) {}
 
 std::vector<std::vector<size_t>> ChunkWalk::deal_units() const {
   const size_t count = sources_.units.size();
@@ -58,20 +57,25 @@ std::vector<std::vector<size_t>> ChunkWalk::deal_units() const {
   return groups;
 }
 
-// Of all that the number of rows in a chunk depends on.
-std::string ChunkWalk::fingerprint(const std::optional<Tokenizer>& tokenizer) const {
+DataIdentity ChunkWalk::identity() const {
+  return {.tokenizer = vocabulary_.fingerprint, .files = sources_.fingerprint()};
+}
+
+// Of all that the number of rows in a chunk depends on. Whether bad documents are skipped is not
+// among it: chunks that were counted while they were an error have none.
+std::string ChunkWalk::fingerprint() const {
   const auto& [packing, chunks] = std::tie(options_.packing, options_.chunks);
+  const auto& documents = chunks.documents;
   std::string text;
   for (const auto& file : sources_.files) {
     text += fmt::format("{} {}\n", file.path.string(), file.bytes);
   }
-  text += fmt::format("{} {}\n", tokenizer ? tokenizer->fingerprint() : 0,
-                      sources_.vocabulary ? sources_.vocabulary->fingerprint : 0);
+  text += fmt::format("{}\n", vocabulary_.fingerprint);
   text += fmt::format("{} {} {} {}\n", packing.shape.seq_len, packing.best_fit,
                       packing.shuffle ? packing.seed : 0, packing.shuffle);
-  text += fmt::format("{} {} {} {} {} {} {}\n", chunks.documents.text_field,
-                      static_cast<int>(chunks.documents.on_invalid), chunks.documents.skip_bad,
-                      chunks.split.fraction, chunks.split.held_out, chunks.chunk_bytes, kUnitBytes);
+  text += fmt::format("{} {} {} {} {} {}\n", documents.text_field,
+                      static_cast<int>(documents.on_invalid), chunks.split.fraction,
+                      chunks.split.held_out, chunks.chunk_bytes, kUnitBytes);
   return "longhaul rows " + hash_hex(text);
 }
 
@@ -80,8 +84,10 @@ void ChunkWalk::restart() {
   order_.clear();
 }
 
-std::optional<PackedChunk> ChunkWalk::next(uint64_t wanted) {
+std::optional<PackedChunk> ChunkWalk::next(uint64_t wanted, std::stop_token stop) {
+  context_.stop = std::move(stop);
   while (true) {
+    if (context_.stop.stop_requested()) throw Stopped("the reading was called off");
     if (order_.empty() || cursor_.place == groups_.size()) {
       if (!begin_pass(wanted)) return std::nullopt;
     }
@@ -98,6 +104,7 @@ bool ChunkWalk::begin_pass(uint64_t wanted) {
       fail_user("the data have no document to learn from: all are bad, empty or too short ({} bad)",
                 bad_->count());
     }
+    end_pass();
     if (!options_.packing.repeat) return false;
     ++cursor_.pass;
     cursor_.place = 0;
@@ -117,6 +124,15 @@ bool ChunkWalk::begin_pass(uint64_t wanted) {
   return true;
 }
 
+void ChunkWalk::end_pass() {
+  const int64_t bad = bad_->count();
+  if (bad > told_bad_) {
+    log::warn("a pass through the data ends; {} bad documents were left out",
+              with_commas(bad - told_bad_));
+  }
+  told_bad_ = bad;
+}
+
 bool ChunkWalk::skip_group(size_t group, uint64_t wanted) {
   const auto rows = counts_.rows_of_group(group);
   if (cursor_.reader || !rows || cursor_.row + *rows > wanted) return false;
@@ -127,9 +143,7 @@ bool ChunkWalk::skip_group(size_t group, uint64_t wanted) {
 
 bool ChunkWalk::skip_chunk(size_t group, uint64_t wanted) {
   if (!cursor_.reader) {
-    cursor_.reader =
-        std::make_unique<ChunkReader>(ChunkReader::Context{&sources_, encoders_.get(), bad_.get()},
-                                      groups_[group], options_.chunks);
+    cursor_.reader = std::make_unique<ChunkReader>(context_, groups_[group], options_.chunks);
   }
   const auto rows = counts_.rows_of_chunk(group, cursor_.chunk);
   if (!rows || cursor_.row + *rows > wanted) return false;

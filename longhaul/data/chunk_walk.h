@@ -16,6 +16,9 @@ struct StreamOptions {
   PackingOptions packing;
   ChunkOptions chunks = {};
   int num_threads = 2;  // that tokenise
+  // Chunks whose rows were given stay, as far as their ids have room here, so that going back to
+  // them reads nothing anew.
+  uint64_t keep_bytes = 0;
   // Where row counts are kept from one run to the next.
   std::optional<RowCountsFile> row_counts = {};
 };
@@ -35,8 +38,9 @@ class ChunkWalk {
             const StreamOptions& options, std::unique_ptr<BadDocuments> bad);
 
   // The next chunk, or a later one: chunks that end at or before row `wanted` are left out where
-  // their rows are known. Nothing at the end of the data. UserError if a pass has no rows at all.
-  std::optional<PackedChunk> next(uint64_t wanted);
+  // their rows are known. Nothing at the end of the data. UserError if a pass has no rows at all;
+  // Stopped when `stop` says so.
+  std::optional<PackedChunk> next(uint64_t wanted, std::stop_token stop);
   // Goes back to the first row.
   void restart();
 
@@ -44,7 +48,10 @@ class ChunkWalk {
   uint64_t row() const { return cursor_.row; }
   // Known when all groups were read.
   std::optional<uint64_t> rows_in_a_pass() const { return counts_.rows_of_all(); }
-  const std::vector<uint32_t>& token_bytes() const { return token_bytes_; }
+  const std::vector<uint32_t>& token_bytes() const { return vocabulary_.token_bytes; }
+  DataIdentity identity() const;
+  // Of the disk, in all passes. Any thread may ask.
+  uint64_t bytes_read() const { return context_.bytes_read; }
 
  private:
   struct Cursor {
@@ -56,8 +63,9 @@ class ChunkWalk {
   };
 
   std::vector<std::vector<size_t>> deal_units() const;
-  std::string fingerprint(const std::optional<Tokenizer>& tokenizer) const;
+  std::string fingerprint() const;
   bool begin_pass(uint64_t wanted);
+  void end_pass();
   bool skip_group(size_t group, uint64_t wanted);
   bool skip_chunk(size_t group, uint64_t wanted);
   std::optional<PackedChunk> read_chunk(size_t group);
@@ -67,12 +75,14 @@ class ChunkWalk {
   const Sources sources_;
   const StreamOptions options_;
   const std::unique_ptr<BadDocuments> bad_;
-  std::unique_ptr<TextEncoders> encoders_;
-  std::vector<uint32_t> token_bytes_;
+  const Vocabulary vocabulary_;
+  const std::unique_ptr<TextEncoders> encoders_;
+  ChunkReader::Context context_;
   const std::vector<std::vector<size_t>> groups_;  // units of each
   RowCounts counts_;
   std::vector<uint32_t> order_;  // of the groups in the cursor's pass
   Cursor cursor_;
+  int64_t told_bad_ = 0;
 };
 
 }  // namespace longhaul::data

@@ -5,6 +5,8 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
+#include "longhaul/base/quiet.h"
+#include "longhaul/base/text.h"
 
 namespace longhaul::data {
 namespace {
@@ -46,15 +48,14 @@ void report(const TokenizedCorpus& corpus, const Sources& sources, const Tokeniz
 
 }  // namespace
 
-TokenizedCorpus tokenize(const Sources& sources, const Tokenizer* tokenizer,
-                         const TokenizeOptions& options, BadDocuments& bad) {
+std::optional<TokenizedCorpus> tokenize(const Sources& sources, const Tokenizer* tokenizer,
+                                        const TokenizeOptions& options, BadDocuments& bad) {
   std::unique_ptr<TextEncoders> encoders;
   if (tokenizer) encoders = std::make_unique<TextEncoders>(*tokenizer, options.num_threads);
   std::vector<size_t> units(sources.units.size());
   std::iota(units.begin(), units.end(), size_t{0});
-  ChunkReader reader(
-      {&sources, encoders.get(), &bad}, units,
-      {.documents = options.documents, .split = options.split, .keep_hashes = options.keep_hashes});
+  ChunkReader::Context context{.sources = sources, .encoders = encoders.get(), .bad = bad};
+  ChunkReader reader(context, units, {.documents = options.documents, .split = options.split});
   TokenizedCorpus corpus;
   const uint64_t total = sources.disk_bytes();
   uint64_t done = 0;
@@ -65,17 +66,30 @@ TokenizedCorpus tokenize(const Sources& sources, const Tokenizer* tokenizer,
     done = std::max(done, now);
   };
   for (bool first = true; reader.next(corpus); first = false) {
+    if (static_cast<uint64_t>(corpus.text_bytes) > options.most_text_bytes) return std::nullopt;
     if (first) reserve_for(corpus, reader.consumed(), total);
     tell(std::min(reader.consumed(), total));
   }
   tell(total);
   report(corpus, sources, options, bad);
-  if (tokenizer) {
-    corpus.token_bytes = vocabulary_of(*tokenizer).token_bytes;
-  } else if (sources.vocabulary) {
-    corpus.token_bytes = sources.vocabulary->token_bytes;
-  }
+  const auto vocabulary = vocabulary_of(sources, tokenizer);
+  corpus.token_bytes = vocabulary.token_bytes;
+  corpus.identity = {.tokenizer = vocabulary.fingerprint, .files = sources.fingerprint()};
   return corpus;
+}
+
+void check_beginning(const Sources& sources, const DocumentOptions& options) {
+  constexpr int64_t kMostBad = 1000;
+  const Quiet quiet(true);  // they are told when they are read
+  BadDocuments bad(options.skip_bad, kMostBad);
+  Document document;
+  for (const Unit& unit : sources.units) {
+    const SourceFile& file = sources.files[unit.file];
+    if (file.shard || open_documents(file, unit, options, bad)->next(document)) return;
+  }
+  if (bad.count() > 0) {
+    fail_user("all {} documents of the corpus are bad ({})", with_commas(bad.count()), bad.first());
+  }
 }
 
 }  // namespace longhaul::data

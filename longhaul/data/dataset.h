@@ -39,6 +39,12 @@ struct DatasetInfo {
   int32_t max_id = 0;      // to hold against the model's vocabulary
 };
 
+// What rows are made of, to tell whether a run goes on with the data that it had.
+struct DataIdentity {
+  uint64_t tokenizer = 0;  // the fingerprint of the one that the ids are of; 0: not known
+  std::string files;       // Sources::fingerprint(); empty: not known
+};
+
 class Dataset {
  public:
   virtual ~Dataset() = default;
@@ -57,6 +63,7 @@ class Dataset {
   // Rows of one pass. A stream reads on to the pass's end for it, if it has not been there.
   virtual uint64_t rows_in_a_pass() const { return static_cast<uint64_t>(info().rows); }
   virtual DatasetInfo info() const = 0;
+  virtual DataIdentity identity() const { return {}; }
   virtual RowShape shape() const = 0;
   // Bytes of UTF-8 text that the labels of the row's first seq_len slots stand for, special tokens
   // counting nothing: the divisor of bits per byte. nullopt where the text is not known.

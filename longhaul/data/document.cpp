@@ -39,10 +39,10 @@ void BadDocuments::add(const std::function<std::string()>& place, const std::str
   {
     const std::lock_guard lock(mutex_);
     number = ++count_;
+    if (number == 1) first_ = fmt::format("{}: {}", place(), reason);
   }
   if (number == most_) {
-    fail_user("{}: {}; it is bad like the {} documents before it", place(),
-              reason, with_commas(number - 1));
+    fail_user("the first {} documents are all bad ({})", with_commas(number), first());
   }
   if (number <= kMostTold) {
     log::warn("{}: {}: left out{}", place(), reason,
@@ -50,6 +50,11 @@ void BadDocuments::add(const std::function<std::string()>& place, const std::str
   } else if (is_power_of_ten(number)) {
     log::warn("{} bad documents are left out so far", with_commas(number));
   }
+}
+
+std::string BadDocuments::first() const {
+  const std::lock_guard lock(mutex_);
+  return first_;
 }
 
 int64_t BadDocuments::count() const {

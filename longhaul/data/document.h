@@ -41,7 +41,7 @@ std::string take_text(std::string_view text, InvalidText on_invalid, Document& d
 // time they are ten times as many; or throws. Threads share one.
 class BadDocuments {
  public:
-  // `most`: the one that is the `most`-th is a UserError, too.
+  // `most`: so many are a UserError in any case.
   explicit BadDocuments(bool skip, int64_t most = std::numeric_limits<int64_t>::max())
       : skip_(skip), most_(most) {}
 
@@ -49,12 +49,15 @@ class BadDocuments {
   // not to be skipped.
   void add(const std::function<std::string()>& place, const std::string& reason);
   int64_t count() const;
+  // "place: reason" of the first one; empty if there is none.
+  std::string first() const;
 
  private:
   const bool skip_;
   const int64_t most_;
   mutable std::mutex mutex_;
   int64_t count_ = 0;
+  std::string first_;
 };
 
 }  // namespace longhaul::data

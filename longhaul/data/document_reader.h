@@ -10,7 +10,7 @@ namespace longhaul::data {
 
 // A text file is one document of up to so many bytes. A longer one is cut at ends of lines into
 // several, so that memory is bounded.
-inline constexpr size_t kLongestText = size_t{64} << 20;
+inline constexpr size_t kLongestText = size_t{16} << 20;
 
 class DocumentReader {
  public:

@@ -48,8 +48,8 @@ Beginning beginning_of(ByteSource& source) {
 Compression compression_of(std::string_view bytes) {
   if (bytes.starts_with("\x1F\x8B")) return Compression::kGzip;
   // A frame to skip comes first in what pzstd writes: 0x184D2A50 to 0x184D2A5F.
-  const bool is_skippable = bytes.size() >= 4 && (bytes[0] & 0xF0) == 0x50 &&
-                            bytes.substr(1).starts_with("\x2A\x4D\x18");
+  const bool is_skippable =
+      bytes.size() >= 4 && (bytes[0] & 0xF0) == 0x50 && bytes.substr(1).starts_with("\x2A\x4D\x18");
   const bool is_zstd = bytes.starts_with("\x28\xB5\x2F\xFD") || is_skippable;
   return is_zstd ? Compression::kZstd : Compression::kNone;
 }

@@ -89,6 +89,17 @@ std::vector<std::string> split_paths(const std::string& paths) {
   return fs::exists(paths, error) ? std::vector{paths} : split_at_commas(paths);
 }
 
+std::vector<std::string> expand_paths(const std::string& paths) {
+  std::vector<std::string> expanded;
+  for (const auto& part : split_paths(paths)) {
+    std::error_code error;
+    const auto matches = fs::exists(part, error) ? std::vector<std::string>() : matches_of(part);
+    expanded.insert(expanded.end(), matches.begin(), matches.end());
+    if (matches.empty()) expanded.push_back(part);
+  }
+  return expanded;
+}
+
 bool stands_for_something(const std::string& path) {
   std::error_code error;
   return fs::exists(path, error) || !matches_of(path).empty();
@@ -97,11 +108,7 @@ bool stands_for_something(const std::string& path) {
 std::vector<CorpusFile> list_files(const std::string& paths) {
   std::vector<CorpusFile> files;
   try {
-    for (const auto& part : split_paths(paths)) {
-      const auto matches = fs::exists(part) ? std::vector<std::string>() : matches_of(part);
-      for (const auto& match : matches) add_path(match, files);
-      if (matches.empty()) add_path(part, files);
-    }
+    for (const auto& part : expand_paths(paths)) add_path(part, files);
   } catch (const fs::filesystem_error& error) {
     fail_list(error.path1(), error.code());
   }

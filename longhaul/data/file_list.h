@@ -17,6 +17,9 @@ struct CorpusFile {
 // The parts of the list. A name that exists is taken as it stands, commas and all.
 std::vector<std::string> split_paths(const std::string& paths);
 
+// The same with what each glob that matches something stands for in its place.
+std::vector<std::string> expand_paths(const std::string& paths);
+
 // Whether the path exists, or is a glob (*, ?, [...]) that something matches.
 bool stands_for_something(const std::string& path);
 

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/hash.h"
 
 namespace longhaul::data {
 
@@ -79,6 +80,12 @@ std::optional<uint64_t> MixedDataset::num_rows() const {
     const uint64_t end = turns_.turn_of(i, *rows);
     first_end = first_end ? std::min(*first_end, end) : end;
   }
+  // One whose end is not known yet may end before.
+  for (size_t i = 0; first_end && i < members_.size(); ++i) {
+    const uint64_t needed = turns_.count_before(i, *first_end);
+    if (needed == 0 || members_[i]->has_row(needed - 1)) continue;
+    first_end = std::min(*first_end, turns_.turn_of(i, *members_[i]->num_rows()));
+  }
   return first_end;
 }
 
@@ -94,6 +101,14 @@ DatasetInfo MixedDataset::info() const {
     sum.max_id = std::max(sum.max_id, part.max_id);
   }
   return sum;
+}
+
+DataIdentity MixedDataset::identity() const {
+  DataIdentity identity = members_[0]->identity();
+  std::string files;
+  for (const auto& member : members_) files += member->identity().files + "\n";
+  identity.files = hash_hex(files);
+  return identity;
 }
 
 uint64_t MixedDataset::rows_in_a_pass() const {

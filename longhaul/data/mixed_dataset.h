@@ -32,15 +32,17 @@ class Turns {
 
 class MixedDataset : public Dataset {
  public:
-  // Rows of equal shapes. It ends, if its members do, with the first turn whose member has no row
-  // left.
+  // Rows of equal shapes, of one tokenizer. It ends, if its members do, with the first turn whose
+  // member has no row left.
   MixedDataset(std::vector<std::unique_ptr<Dataset>> members, const std::vector<double>& weights);
 
   Row row(uint64_t index) const override;
   bool has_row(uint64_t index) const override;
+  // Known when the end of any member is; reads the others up to there.
   std::optional<uint64_t> num_rows() const override;
   // The members' sums.
   DatasetInfo info() const override;
+  DataIdentity identity() const override;
   // Until each member was passed through once.
   uint64_t rows_in_a_pass() const override;
   RowShape shape() const override { return members_[0]->shape(); }

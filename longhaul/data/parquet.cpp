@@ -118,8 +118,8 @@ class ParquetReader : public DocumentReader {
       const auto metadata = reader_->parquet_reader()->metadata();
       rows_ = static_cast<uint64_t>(metadata->RowGroup(static_cast<int>(unit.begin))->num_rows());
       const int column = find_column(*metadata->schema(), options.text_field);
-      batches_ = taken(reader_->GetRecordBatchReader({static_cast<int>(unit.begin)}, {column}),
-                       file.path);
+      batches_ =
+          taken(reader_->GetRecordBatchReader({static_cast<int>(unit.begin)}, {column}), file.path);
     });
   }
 
@@ -169,7 +169,8 @@ class ParquetReader : public DocumentReader {
       leave_out(fmt::format("the column \"{}\" is null", options_.text_field));
       return false;
     }
-    const std::string why = take_text(value_at(*batch_->column(0), index), options_.on_invalid, document);
+    const std::string why =
+        take_text(value_at(*batch_->column(0), index), options_.on_invalid, document);
     if (!why.empty()) leave_out(why);
     return why.empty();
   }

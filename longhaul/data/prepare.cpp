@@ -54,13 +54,27 @@ std::string plan_text(const Sources& sources, const Tokenizer& tokenizer,
       {"invalid_text", options.documents.on_invalid == InvalidText::kStop ? "stop" : "replace"},
       {"bad_documents", options.documents.skip_bad ? "skip" : "error"},
       {"shard_bytes", options.shard_bytes},
-      {"shards", num_parts}};
-  plan["files"] = nlohmann::json::array();
+      {"shards", num_parts},
+      {"files", sources.files.size()}};
+  // By a hash, for a name need not be UTF-8.
+  std::string files;
   for (const auto& file : sources.files) {
     const auto time = fs::last_write_time(file.path).time_since_epoch().count();
-    plan["files"].push_back({file.path.string(), file.bytes, time});
+    files += fmt::format("{} {} {}\n", file.path.string(), file.bytes, time);
   }
+  plan["files_xxh3_128"] = hash_hex(files);
   return plan.dump() + "\n";
+}
+
+// A folder of the corpus would then hold its own tokens.
+void refuse_inside(const std::string& paths, const fs::path& folder) {
+  const fs::path place = fs::weakly_canonical(fs::absolute(folder));
+  for (const auto& part : expand_paths(paths)) {
+    if (!fs::is_directory(part)) continue;
+    const fs::path inside = place.lexically_relative(fs::canonical(part));
+    if (inside.empty() || *inside.begin() == "..") continue;
+    fail_user("'{}' lies inside the corpus '{}'; choose a folder outside", folder.string(), part);
+  }
 }
 
 // Writes one shard, hashing as it goes.
@@ -118,7 +132,7 @@ class Preparation {
         folder_(folder),
         options_(options),
         listing_bad_(options.documents.skip_bad),
-        sources_(list_sources(paths, options.documents, listing_bad_)),
+        sources_(list(paths)),
         parts_(deal_parts(sources_, options.shard_bytes)) {
     for (const auto& file : sources_.files) {
       if (file.format.content != Content::kTokens) continue;
@@ -129,11 +143,15 @@ class Preparation {
 
   PrepareResult run() {
     claim();
-    remove_leftovers();
+    remove_leftovers("");
     result_.prepared.vocabulary = vocabulary_of(tokenizer_);
     shards_.resize(parts_.size());
+    const auto threads = static_cast<size_t>(std::max(1, options_.num_threads));
+    std::vector<char> kept(parts_.size());
+    parallel_tasks(
+        parts_.size(), [&](size_t i) { kept[i] = keep(i); }, threads);
     for (size_t i = 0; i < parts_.size(); ++i) {
-      if (keep(i)) {
+      if (kept[i]) {
         ++result_.kept_shards;
       } else {
         to_do_.push_back(i);
@@ -141,12 +159,16 @@ class Preparation {
       }
     }
     parallel_tasks(
-        to_do_.size(), [&](size_t i) { make_or_stop(to_do_[i]); },
-        static_cast<size_t>(std::max(1, options_.num_threads)));
+        to_do_.size(), [&](size_t i) { make_or_stop(to_do_[i]); }, threads);
     return finish();
   }
 
  private:
+  Sources list(const std::string& paths) {
+    refuse_inside(paths, folder_);
+    return list_sources(paths, options_.documents, listing_bad_);
+  }
+
   // The folder is this preparation's, and no other process's now.
   void claim() {
     create_folders(folder_);
@@ -164,18 +186,19 @@ class Preparation {
           "tokenizer or other options; remove it, or choose another folder",
           folder_.string());
     }
+    remove_leftovers(kPreparedPlan);
     if (!fs::is_empty(folder_)) {
       fail_user("'{}' is not empty; choose another folder", folder_.string());
     }
     write_atomic(path, plan);
   }
 
-  // What a killed process was writing.
-  void remove_leftovers() const {
+  // What a killed process was writing under names that begin so.
+  void remove_leftovers(const std::string& beginning) const {
     std::vector<fs::path> leftovers;
     for (const auto& entry : fs::directory_iterator(folder_)) {
       const std::string name = entry.path().filename().string();
-      if (name.starts_with(".") && name.find(".tmp-") != std::string::npos) {
+      if (name.starts_with("." + beginning) && name.find(".tmp-") != std::string::npos) {
         leftovers.push_back(entry.path());
       }
     }
@@ -189,14 +212,13 @@ class Preparation {
     return folder_ / fmt::format("shard-{:05}.json", number);
   }
 
-  // Whether the shard is there from before.
+  // Whether the shard is there from before, and sound.
   bool keep(size_t number) {
     const fs::path list = list_path(number);
     if (!fs::exists(list)) return false;
     shards_[number] =
         shard_from(parse_json(read_file(list), list.string()), folder_, list.string());
-    std::error_code error;
-    return fs::file_size(shards_[number].path, error) == shards_[number].bytes() && !error;
+    return is_sound(shards_[number]);
   }
 
   // After an error the other threads end, too, instead of going through all their data first.
@@ -251,7 +273,11 @@ class Preparation {
 
   PrepareResult finish() {
     uint64_t documents = 0;
-    for (const auto& shard : shards_) documents += shard.documents;
+    result_.bad_documents = listing_bad_.count();
+    for (const auto& shard : shards_) {
+      documents += shard.documents;
+      result_.bad_documents += shard.bad_documents;
+    }
     if (documents == 0) fail_user("the corpus has no document with text in it");
     result_.prepared.shards = shards_;
     const fs::path manifest = folder_ / kPreparedManifest;

@@ -22,13 +22,14 @@ struct PrepareOptions {
 
 struct PrepareResult {
   Prepared prepared;
-  size_t kept_shards = 0;  // of an earlier preparation that was stopped
+  size_t kept_shards = 0;     // of an earlier preparation that was stopped
+  int64_t bad_documents = 0;  // left out, and files of which nothing can be read
 };
 
-// Makes `folder`, or goes on with what the same preparation has left there; when all is there it
-// only says what is. UserError if the folder holds something else, also a preparation of other
-// files or with other options, or if another process prepares it now; and for what of the corpus
-// cannot be read.
+// Makes `folder`, or goes on with what the same preparation has left there and what is as its
+// checksum says; when all is there it only says what is. UserError if the folder holds something
+// else, also a preparation of other files or with other options, if it lies inside the corpus, or
+// if another process prepares it now; and for what of the corpus cannot be read.
 PrepareResult prepare(const std::string& paths, const Tokenizer& tokenizer,
                       const std::filesystem::path& folder, const PrepareOptions& options);
 

@@ -42,7 +42,10 @@ void RowCounts::read(const fs::path& path, const std::string& fingerprint) {
   std::string line;
   std::getline(text, line);
   if (line != fingerprint) {
-    log::info("'{}' is of other data or of another packing; rows are counted anew", path.string());
+    log::warn(
+        "'{}' is of other data or of another packing; rows are counted anew, which may take a "
+        "while",
+        path.string());
     return;
   }
   // Without its '\n' a line may be cut.

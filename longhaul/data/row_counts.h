@@ -1,6 +1,6 @@
 // How many rows each chunk of a stream gives, as far as the stream has been read: with that a
 // position is found again without tokenising what is before it. What is not known has to be read
-// anew, so that it costs time and never exactness. Called by stream_dataset.h.
+// anew, so that it costs time and never exactness. Called by chunk_walk.h.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,10 @@
 #include "longhaul/data/source.h"
 
 #include <algorithm>
+#include <map>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/hash.h"
 #include "longhaul/base/parallel.h"
 #include "longhaul/data/parquet.h"
 
@@ -99,8 +101,7 @@ void add_prepared(const std::filesystem::path& folder, Sources& sources) {
     sources.files.push_back({.path = shard.path,
                              .bytes = shard.bytes(),
                              .format = {.content = Content::kTokens},
-                             .documents = shard.documents,
-                             .tokens = shard.tokens});
+                             .shard = shard});
   }
 }
 
@@ -124,24 +125,42 @@ bool Sources::needs_tokenizer() const {
   });
 }
 
+std::string Sources::fingerprint() const {
+  Hasher hasher;
+  for (const auto& file : files) {
+    const std::string line = fmt::format("{} {}\n", file.path.filename().string(), file.bytes);
+    hasher.update(line.data(), line.size());
+  }
+  return hasher.hex();
+}
+
+Vocabulary vocabulary_of(const Sources& sources, const Tokenizer* tokenizer) {
+  if (tokenizer) return vocabulary_of(*tokenizer);
+  return sources.vocabulary.value_or(Vocabulary{});
+}
+
 Sources list_sources(const std::vector<CorpusFile>& files, const DocumentOptions& options,
                      BadDocuments& bad) {
   Sources sources;
-  add_files(files, options, bad, sources);
+  std::vector<CorpusFile> text;                   // that stand together
+  std::map<std::filesystem::path, bool> folders;  // whether they hold prepared tokens
+  for (const auto& file : files) {
+    const auto [folder, is_new] = folders.try_emplace(file.path.parent_path());
+    if (is_new) folder->second = is_prepared(folder->first);
+    if (!folder->second) {
+      text.push_back(file);
+    } else if (is_new) {
+      add_files(text, options, bad, sources);
+      text.clear();
+      add_prepared(folder->first, sources);
+    }
+  }
+  add_files(text, options, bad, sources);
   return sources;
 }
 
 Sources list_sources(const std::string& paths, const DocumentOptions& options, BadDocuments& bad) {
-  const auto parts = split_paths(paths);
-  if (std::none_of(parts.begin(), parts.end(), is_prepared)) {
-    return list_sources(list_files(paths), options, bad);
-  }
-  Sources sources;
-  for (const auto& part : parts) {
-    is_prepared(part) ? add_prepared(part, sources)
-                      : add_files(list_files(part), options, bad, sources);
-  }
-  return sources;
+  return list_sources(list_files(paths), options, bad);
 }
 
 }  // namespace longhaul::data

@@ -20,7 +20,7 @@ struct SourceFile {
   std::filesystem::path path;
   uint64_t bytes = 0;
   FileFormat format;
-  uint64_t documents = 0, tokens = 0;  // of prepared tokens
+  std::optional<PreparedShard> shard = {};  // of prepared tokens
 };
 
 struct Unit {
@@ -42,14 +42,21 @@ struct Sources {
   uint64_t disk_bytes() const;
   uint64_t text_bytes() const;
   bool needs_tokenizer() const;  // whether any file is text
+  // Of the files' names and sizes in their order: whether they are the same as before. Not of
+  // folders and times, so that a corpus may be moved and copied.
+  std::string fingerprint() const;
 };
 
 // About this much text makes one unit, where a file can be cut.
 inline constexpr uint64_t kUnitBytes = uint64_t{4} << 20;
 
-// `paths` as for list_files; a folder that `longhaul data prepare` made stands for its shards.
-// Files that hold nothing readable at all count as bad documents. UserError as list_files, and
-// where prepared folders were made with different tokenizers.
+// The tokenizer's, or, where it is null, the one that prepared tokens were made with.
+Vocabulary vocabulary_of(const Sources& sources, const Tokenizer* tokenizer);
+
+// `paths` as for list_files; files of a folder that `longhaul data prepare` made, wherever it
+// stands, mean all its shards, once. Files that hold nothing readable at all count as bad
+// documents. UserError as list_files, for a folder that is not prepared to the end, and where
+// folders were prepared with different tokenizers.
 Sources list_sources(const std::string& paths, const DocumentOptions& options, BadDocuments& bad);
 Sources list_sources(const std::vector<CorpusFile>& files, const DocumentOptions& options,
                      BadDocuments& bad);

@@ -14,6 +14,8 @@ void add(const TokenizedCorpus& chunk, const StatisticsOptions& options, CorpusS
   for (const uint64_t end : chunk.document_ends) {
     sum.lengths.push_back(static_cast<uint32_t>(end - begin));
     begin = end;
+    const size_t place = static_cast<size_t>(sum.tokens) + end;
+    if (place <= options.sample_tokens) sum.sample_ends.push_back(place);
   }
   const size_t wanted = options.sample_tokens - std::min(options.sample_tokens, sum.sample.size());
   sum.sample.insert(sum.sample.end(), chunk.ids.begin(),
@@ -51,8 +53,8 @@ CorpusStatistics collect(const Sources& sources, const Tokenizer* tokenizer,
   if (tokenizer) encoders = std::make_unique<TextEncoders>(*tokenizer, options.num_threads);
   std::vector<size_t> units(sources.units.size());
   std::iota(units.begin(), units.end(), size_t{0});
-  ChunkReader reader({&sources, encoders.get(), &bad}, units,
-                     {.documents = options.documents, .keep_hashes = true});
+  ChunkReader::Context context{.sources = sources, .encoders = encoders.get(), .bad = bad};
+  ChunkReader reader(context, units, {.documents = options.documents, .keep_hashes = true});
   std::vector<uint64_t> hashes;
   for (TokenizedCorpus chunk; reader.next(chunk); chunk = {}) {
     add(chunk, options, sum, hashes);

@@ -19,9 +19,10 @@ struct CorpusStatistics {
   std::map<std::string, Files> files;  // by format
   int64_t documents = 0, tokens = 0, text_bytes = 0;
   int64_t empty_documents = 0, bad_documents = 0, replaced_documents = 0;
-  int64_t duplicates = 0;         // documents whose text an earlier one has
-  std::vector<uint32_t> lengths;  // in tokens, with the end-of-text token; ascending
-  std::vector<int32_t> sample;    // the first ids, at most options.sample_tokens
+  int64_t duplicates = 0;           // documents whose text an earlier one has
+  std::vector<uint32_t> lengths;    // in tokens, with the end-of-text token; ascending
+  std::vector<int32_t> sample;      // the first ids, at most options.sample_tokens
+  std::vector<size_t> sample_ends;  // of the documents that end in the sample; places in it
 
   // Of the lengths, for a share from 0 to 1. 0 for an empty corpus.
   uint32_t length_at(double share) const;

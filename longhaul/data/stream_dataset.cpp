@@ -1,14 +1,17 @@
 #include "longhaul/data/stream_dataset.h"
 
-#include <limits>
+#include <chrono>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/log.h"
 #include "longhaul/base/quiet.h"
+#include "longhaul/base/text.h"
 
 namespace longhaul::data {
 namespace {
 
 constexpr size_t kChunksAhead = 2;
+constexpr std::chrono::seconds kTellEvery{15};
 
 }  // namespace
 
@@ -33,14 +36,15 @@ std::shared_ptr<const PackedChunk> StreamDataset::Shared::find(uint64_t row) con
   return nullptr;
 }
 
-void StreamDataset::Shared::read_next(std::unique_lock<std::mutex>& lock) {
+void StreamDataset::Shared::read_next(std::unique_lock<std::mutex>& lock,
+                                      const std::stop_token& stop) {
   if (wanted < first_row()) {
     window.clear();
     walk.restart();
   }
   const uint64_t target = wanted;
   lock.unlock();
-  auto chunk = walk.next(target);
+  auto chunk = walk.next(target, stop);
   lock.lock();
   next_row = walk.row();
   pass_rows = walk.rows_in_a_pass();
@@ -51,8 +55,20 @@ void StreamDataset::Shared::read_next(std::unique_lock<std::mutex>& lock) {
   // Behind a jump nothing that was read before is of use.
   if (!window.empty() && window.back()->end != chunk->first) window.clear();
   window.push_back(std::make_shared<const PackedChunk>(std::move(*chunk)));
-  // One chunk behind stays, for rows that are asked for twice.
-  while (window.size() > 2 && window[1]->end <= wanted) window.pop_front();
+  drop_chunks();
+}
+
+// What is behind the wanted row and has no room. One chunk there stays, for rows that are asked for
+// twice.
+void StreamDataset::Shared::drop_chunks() {
+  uint64_t bytes = 0;
+  for (const auto& chunk : window) {
+    bytes += static_cast<uint64_t>(chunk->rows->info().tokens) * sizeof(int32_t);
+  }
+  while (bytes > keep_bytes && window.size() > 2 && window[1]->end <= wanted) {
+    bytes -= static_cast<uint64_t>(window[0]->rows->info().tokens) * sizeof(int32_t);
+    window.pop_front();
+  }
 }
 
 void StreamDataset::Shared::produce(std::stop_token stop, bool quiet) {
@@ -60,7 +76,9 @@ void StreamDataset::Shared::produce(std::stop_token stop, bool quiet) {
   std::unique_lock lock(mutex);
   while (changed.wait(lock, stop, [&] { return has_work(); })) {
     try {
-      read_next(lock);
+      read_next(lock, stop);
+    } catch (const Stopped&) {
+      return;
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
       failure = std::current_exception();
@@ -71,13 +89,26 @@ void StreamDataset::Shared::produce(std::stop_token stop, bool quiet) {
   }
 }
 
+void StreamDataset::start() const {
+  if (producer_.joinable()) return;
+  producer_ = std::jthread([shared = shared_.get(), quiet = is_quiet()](std::stop_token stop) {
+    shared->produce(stop, quiet);
+  });
+}
+
+void StreamDataset::wait_for(uint64_t row, std::unique_lock<std::mutex>& lock,
+                             const std::function<bool()>& found) const {
+  while (!shared_->changed.wait_for(lock, kTellEvery, found)) {
+    log::info("looking for row {} of the data: at row {}, {} read so far",
+              with_commas(static_cast<int64_t>(row)),
+              with_commas(static_cast<int64_t>(shared_->next_row)),
+              human_bytes(static_cast<double>(shared_->walk.bytes_read())));
+  }
+}
+
 std::shared_ptr<const PackedChunk> StreamDataset::chunk_of(uint64_t row) const {
   const std::lock_guard turn(one_at_a_time_);
-  if (!producer_.joinable()) {
-    producer_ = std::jthread([shared = shared_.get(), quiet = is_quiet()](std::stop_token stop) {
-      shared->produce(stop, quiet);
-    });
-  }
+  start();
   std::unique_lock lock(shared_->mutex);
   const auto is_behind_end = [&] { return shared_->end && row >= *shared_->end; };
   if (!is_behind_end()) {
@@ -85,7 +116,7 @@ std::shared_ptr<const PackedChunk> StreamDataset::chunk_of(uint64_t row) const {
     shared_->changed.notify_all();
   }
   std::shared_ptr<const PackedChunk> chunk;
-  shared_->changed.wait(lock, [&] {
+  wait_for(row, lock, [&] {
     chunk = shared_->find(row);
     return chunk || shared_->failure || is_behind_end();
   });

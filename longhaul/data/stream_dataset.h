@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -28,6 +29,7 @@ class StreamDataset : public Dataset {
   bool has_row(uint64_t index) const override;
   std::optional<uint64_t> num_rows() const override;
   DatasetInfo info() const override { return {}; }
+  DataIdentity identity() const override { return shared_->walk.identity(); }
   uint64_t rows_in_a_pass() const override;
   RowShape shape() const override { return shape_; }
   std::optional<int64_t> label_bytes(const Row& row) const override;
@@ -38,9 +40,11 @@ class StreamDataset : public Dataset {
   struct Shared {
     Shared(Sources sources, const std::optional<Tokenizer>& tokenizer, const StreamOptions& options,
            std::unique_ptr<BadDocuments> bad)
-        : walk(std::move(sources), tokenizer, options, std::move(bad)) {}
+        : walk(std::move(sources), tokenizer, options, std::move(bad)),
+          keep_bytes(options.keep_bytes) {}
 
     ChunkWalk walk;
+    const uint64_t keep_bytes;
     std::mutex mutex;
     std::condition_variable_any changed;
     uint64_t wanted = 0;                                    // the row last asked for
@@ -53,10 +57,15 @@ class StreamDataset : public Dataset {
     uint64_t first_row() const { return window.empty() ? next_row : window.front()->first; }
     bool has_work() const;
     std::shared_ptr<const PackedChunk> find(uint64_t row) const;
-    void read_next(std::unique_lock<std::mutex>& lock);
+    void read_next(std::unique_lock<std::mutex>& lock, const std::stop_token& stop);
+    void drop_chunks();
     void produce(std::stop_token stop, bool quiet);
   };
 
+  void start() const;
+  // Tells now and then how far the producer is, until `found` is true.
+  void wait_for(uint64_t row, std::unique_lock<std::mutex>& lock,
+                const std::function<bool()>& found) const;
   // The chunk that holds the row; null if the data end before it.
   std::shared_ptr<const PackedChunk> chunk_of(uint64_t row) const;
 

@@ -5,13 +5,13 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/file.h"
 #include "longhaul/base/hash.h"
 #include "longhaul/base/json.h"
-#include "longhaul/base/parallel.h"
 #include "longhaul/data/tokenizer.h"
 
 namespace longhaul::data {
@@ -21,13 +21,56 @@ constexpr const char* kFormat = "longhaul tokens 1";
 
 uint64_t padded_ids_bytes(uint64_t tokens) { return (tokens + tokens % 2) * sizeof(int32_t); }
 
-template <typename T>
-T number(const nlohmann::json& json, const char* key, const std::string& place) {
-  const auto found = json.find(key);
-  if (found == json.end() || !found->is_number_integer()) {
-    fail_user("{}: \"{}\" is missing or no number; run `longhaul data prepare` again", place, key);
+[[noreturn]] void fail_manifest(const std::string& place, const char* key) {
+  fail_user(
+      "{}: \"{}\" is missing or makes no sense: the file is damaged; remove it and run "
+      "`longhaul data prepare` again",
+      place, key);
+}
+
+// What no count of tokens or bytes comes near, and a product of which does not overflow.
+constexpr uint64_t kLargestCount = uint64_t{1} << 48;
+
+const nlohmann::json& value_of(const nlohmann::json& json, const char* key,
+                               const std::string& place) {
+  if (!json.is_object() || !json.contains(key)) fail_manifest(place, key);
+  return json.at(key);
+}
+
+uint64_t number(const nlohmann::json& json, const char* key, const std::string& place,
+                uint64_t largest = kLargestCount) {
+  const auto& value = value_of(json, key, place);
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > largest) fail_manifest(place, key);
+  return value.get<uint64_t>();
+}
+
+std::string text(const nlohmann::json& json, const char* key, const std::string& place) {
+  const auto& value = value_of(json, key, place);
+  if (!value.is_string()) fail_manifest(place, key);
+  return value.get<std::string>();
+}
+
+const nlohmann::json& list(const nlohmann::json& json, const char* key, const std::string& place) {
+  const auto& value = value_of(json, key, place);
+  if (!value.is_array()) fail_manifest(place, key);
+  return value;
+}
+
+Vocabulary vocabulary_from(const nlohmann::json& json, const std::string& place) {
+  constexpr uint64_t kLargestId = std::numeric_limits<int32_t>::max();
+  Vocabulary vocabulary{number(json, "tokenizer", place, std::numeric_limits<uint64_t>::max()),
+                        static_cast<int32_t>(number(json, "vocab_size", place, kLargestId)),
+                        {}};
+  for (const auto& bytes : list(json, "token_bytes", place)) {
+    if (!bytes.is_number_unsigned() || bytes.get<uint64_t>() > kLargestId) {
+      fail_manifest(place, "token_bytes");
+    }
+    vocabulary.token_bytes.push_back(bytes.get<uint32_t>());
   }
-  return found->get<T>();
+  if (vocabulary.token_bytes.size() != static_cast<size_t>(vocabulary.size)) {
+    fail_manifest(place, "token_bytes");
+  }
+  return vocabulary;
 }
 
 std::string hash_of_file(const fs::path& path, uint64_t bytes) {
@@ -74,17 +117,15 @@ nlohmann::json to_json(const PreparedShard& shard) {
 PreparedShard shard_from(const nlohmann::json& json, const fs::path& folder,
                          const std::string& place) {
   PreparedShard shard;
-  const auto file = json.find("file"), hash = json.find("xxh3_128");
-  if (file == json.end() || hash == json.end() || !file->is_string() || !hash->is_string()) {
-    fail_user("{}: a shard has no file or no checksum; run `longhaul data prepare` again", place);
-  }
-  shard.path = folder / file->get<std::string>();
-  shard.hash = hash->get<std::string>();
-  shard.documents = number<uint64_t>(json, "documents", place);
-  shard.tokens = number<uint64_t>(json, "tokens", place);
-  shard.text_bytes = number<int64_t>(json, "text_bytes", place);
-  shard.empty_documents = number<int64_t>(json, "empty_documents", place);
-  shard.bad_documents = number<int64_t>(json, "bad_documents", place);
+  const fs::path file = text(json, "file", place);
+  if (file.empty() || file.has_parent_path()) fail_manifest(place, "file");
+  shard.path = folder / file;
+  shard.hash = text(json, "xxh3_128", place);
+  shard.documents = number(json, "documents", place);
+  shard.tokens = number(json, "tokens", place);
+  shard.text_bytes = static_cast<int64_t>(number(json, "text_bytes", place));
+  shard.empty_documents = static_cast<int64_t>(number(json, "empty_documents", place));
+  shard.bad_documents = static_cast<int64_t>(number(json, "bad_documents", place));
   return shard;
 }
 
@@ -98,19 +139,12 @@ Prepared read_prepared(const fs::path& folder) {
   }
   const std::string place = path.string();
   const auto json = parse_json(read_file(path), place);
-  if (!json.is_object() || json.value("format", "") != kFormat || !json.contains("shards") ||
-      !json.at("shards").is_array() || !json.contains("token_bytes") ||
-      !json.at("token_bytes").is_array()) {
-    fail_user("{}: not the manifest of \"{}\"; run `longhaul data prepare` again", place, kFormat);
+  if (const auto format = text(json, "format", place); format != kFormat) {
+    fail_user("{}: of the format \"{}\", not \"{}\"; run `longhaul data prepare` anew", place,
+              format, kFormat);
   }
-  Prepared prepared;
-  prepared.vocabulary.fingerprint = number<uint64_t>(json, "tokenizer", place);
-  prepared.vocabulary.size = number<int32_t>(json, "vocab_size", place);
-  for (const auto& bytes : json.at("token_bytes")) {
-    prepared.vocabulary.token_bytes.push_back(bytes.is_number_unsigned() ? bytes.get<uint32_t>()
-                                                                         : 0);
-  }
-  for (const auto& shard : json.at("shards")) {
+  Prepared prepared{vocabulary_from(json, place), {}};
+  for (const auto& shard : list(json, "shards", place)) {
     prepared.shards.push_back(shard_from(shard, folder, place));
     TokenShard{prepared.shards.back()};  // its size
   }
@@ -127,15 +161,18 @@ std::string manifest_text(const Prepared& prepared) {
   return json.dump() + "\n";
 }
 
-void verify(const Prepared& prepared) {
-  parallel_tasks(prepared.shards.size(), [&](size_t i) {
-    const auto& shard = prepared.shards[i];
-    if (hash_of_file(shard.path, shard.bytes()) == shard.hash) return;
-    fail_user(
-        "'{}' is damaged: its contents are not those of its checksum; remove it and the folder's "
-        "{}, and run `longhaul data prepare` again",
-        shard.path.string(), kPreparedManifest);
-  });
+bool is_sound(const PreparedShard& shard) {
+  std::error_code error;
+  return fs::file_size(shard.path, error) == shard.bytes() && !error &&
+         hash_of_file(shard.path, shard.bytes()) == shard.hash;
+}
+
+void verify(const PreparedShard& shard) {
+  if (is_sound(shard)) return;
+  fail_user(
+      "'{}' is damaged: its contents are not those of its checksum; remove the folder's {} and run "
+      "the same `longhaul data prepare` again, which makes this part anew",
+      shard.path.string(), kPreparedManifest);
 }
 
 struct TokenShard::Mapping {
@@ -161,14 +198,9 @@ struct TokenShard::Mapping {
 };
 
 TokenShard::TokenShard(const PreparedShard& shard)
-    : TokenShard(shard.path, shard.documents, shard.tokens) {}
-
-TokenShard::TokenShard(const fs::path& path, uint64_t documents, uint64_t tokens)
-    : mapping_(std::make_shared<Mapping>(
-          path, PreparedShard{.path = path, .documents = documents, .tokens = tokens, .hash = {}}
-                    .bytes())),
-      documents_(documents),
-      tokens_(tokens) {}
+    : mapping_(std::make_shared<Mapping>(shard.path, shard.bytes())),
+      documents_(shard.documents),
+      tokens_(shard.tokens) {}
 
 std::span<const int32_t> TokenShard::ids() const {
   return {static_cast<const int32_t*>(mapping_->data), tokens_};

@@ -48,16 +48,20 @@ struct Prepared {
 // Whether the folder holds prepared tokens, finished or not.
 bool is_prepared(const std::filesystem::path& folder);
 
-// UserError if the preparation is not finished, or if the manifest or a shard's size is not sound.
+// UserError if the preparation is not finished, or if the manifest or a shard's size is not sound;
+// what the shards hold is not looked at.
 Prepared read_prepared(const std::filesystem::path& folder);
 
 std::string manifest_text(const Prepared& prepared);
 
-// Reads all shards. UserError that names the first whose contents are not those of its checksum.
-void verify(const Prepared& prepared);
+// Whether the file is there and its contents are those of its checksum. FileError if the disk does
+// not deliver.
+bool is_sound(const PreparedShard& shard);
+// UserError if it is not.
+void verify(const PreparedShard& shard);
 
 nlohmann::json to_json(const PreparedShard& shard);
-// `place` names the text in messages. UserError if a number is missing.
+// `place` names the text in messages. UserError if something is missing or makes no sense.
 PreparedShard shard_from(const nlohmann::json& json, const std::filesystem::path& folder,
                          const std::string& place);
 
@@ -66,8 +70,6 @@ class TokenShard {
  public:
   // UserError if the file is not there or has another size.
   explicit TokenShard(const PreparedShard& shard);
-  // The same of a file whose size is known to be right.
-  TokenShard(const std::filesystem::path& path, uint64_t documents, uint64_t tokens);
 
   std::span<const int32_t> ids() const;
   std::span<const uint64_t> document_ends() const;

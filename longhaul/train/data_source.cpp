@@ -28,7 +28,7 @@ constexpr uint64_t kHeldOutChunkBytes = uint64_t{4} << 20;
 
 // The setting that names the data, for messages.
 std::string setting_of(const DataRequest& request, const JobConfig& config) {
-  const bool mixed = request.dataset == "files" && !config.training.mix.empty() &&
+  const bool mixed = request.dataset != "tokenized" && !config.training.mix.empty() &&
                      (request.key == "training" || request.split.held_out);
   return mixed ? "training.mix" : request.key + ".dataset_path";
 }
@@ -65,18 +65,19 @@ std::optional<data::Tokenizer> tokenizer_for(const data::Sources& sources,
   return tokenizer;
 }
 
-data::TokenizedCorpus tokenize(const data::Sources& sources,
-                               const std::optional<data::Tokenizer>& tokenizer,
-                               const DataRequest& request, data::BadDocuments& bad) {
+std::optional<data::TokenizedCorpus> tokenize(const data::Sources& sources,
+                                              const std::optional<data::Tokenizer>& tokenizer,
+                                              const DataRequest& request, data::BadDocuments& bad) {
   ProgressLine line("tokenizing " + request.key + " data",
                     static_cast<int64_t>(sources.disk_bytes()), ProgressLine::Unit::kBytes);
   const data::TokenizeOptions options{
       .num_threads = request.num_threads,
       .documents = request.documents,
       .split = request.split,
+      .most_text_bytes = request.stream_above,
       .progress = [&](int64_t done, int64_t) { line.update(done); }};
   auto corpus = data::tokenize(sources, tokenizer ? &*tokenizer : nullptr, options, bad);
-  line.finish();
+  if (corpus) line.finish();
   return corpus;
 }
 
@@ -103,30 +104,48 @@ void report(const data::DatasetInfo& info, const DataRequest& request) {
             request.packing.shape.seq_len);
 }
 
-std::unique_ptr<data::Dataset> open_corpus(const MixPart& part, size_t number,
-                                           const DataRequest& request, const JobConfig& config) {
-  auto bad = std::make_unique<data::BadDocuments>(request.documents.skip_bad);
-  auto sources = name_setting(config, setting_of(request, config), [&] {
-    return data::list_sources(part.path, request.documents, *bad);
-  });
-  const auto tokenizer = tokenizer_for(sources, request, config);
-  if (sources.text_bytes() <= request.stream_above) {
-    auto dataset = data::pack(tokenize(sources, tokenizer, request, *bad), request.packing);
-    check_amount(dataset->info(), part, request, config);
-    report(dataset->info(), request);
-    return dataset;
-  }
-  log::info("{} data: {} in {} files, about {} of text, read as a stream", request.key, part.path,
-            with_commas(static_cast<int64_t>(sources.files.size())),
-            human_bytes(static_cast<double>(sources.text_bytes())));
+// The corpus in memory; null if it is too large for it.
+std::unique_ptr<data::Dataset> read_corpus(const data::Sources& sources,
+                                           const std::optional<data::Tokenizer>& tokenizer,
+                                           const MixPart& part, const DataRequest& request,
+                                           const JobConfig& config, data::BadDocuments& bad) {
+  if (sources.text_bytes() > request.stream_above) return nullptr;
+  auto corpus = tokenize(sources, tokenizer, request, bad);
+  if (!corpus) return nullptr;  // its compressed text has grown more than was to be thought
+  auto dataset = data::pack(std::move(*corpus), request.packing);
+  check_amount(dataset->info(), part, request, config);
+  report(dataset->info(), request);
+  return dataset;
+}
+
+data::StreamOptions stream_options(const DataRequest& request, size_t number) {
   data::StreamOptions options{.packing = request.packing,
                               .chunks = {.documents = request.documents, .split = request.split},
                               .num_threads = request.num_threads,
                               .row_counts = request.row_counts};
-  if (request.split.held_out) options.chunks.chunk_bytes = kHeldOutChunkBytes;
+  if (request.split.held_out) {
+    options.chunks.chunk_bytes = kHeldOutChunkBytes;
+    options.keep_bytes = request.stream_above;
+  }
   if (options.row_counts && number > 0) options.row_counts->path += fmt::format(".{}", number);
-  return std::make_unique<data::StreamDataset>(std::move(sources), tokenizer, options,
-                                               std::move(bad));
+  return options;
+}
+
+std::unique_ptr<data::Dataset> open_corpus(const MixPart& part, size_t number,
+                                           const DataRequest& request, const JobConfig& config) {
+  auto bad = std::make_unique<data::BadDocuments>(request.documents.skip_bad);
+  const std::string setting = setting_of(request, config);
+  auto sources = name_setting(
+      config, setting, [&] { return data::list_sources(part.path, request.documents, *bad); });
+  const auto tokenizer = tokenizer_for(sources, request, config);
+  if (auto dataset = read_corpus(sources, tokenizer, part, request, config, *bad)) return dataset;
+  bad = std::make_unique<data::BadDocuments>(request.documents.skip_bad);  // it counts anew
+  name_setting(config, setting, [&] { data::check_beginning(sources, request.documents); });
+  log::info("{} data: {} in {} files, about {} of text, read as a stream", request.key, part.path,
+            with_commas(static_cast<int64_t>(sources.files.size())),
+            human_bytes(static_cast<double>(sources.text_bytes())));
+  return std::make_unique<data::StreamDataset>(std::move(sources), tokenizer,
+                                               stream_options(request, number), std::move(bad));
 }
 
 std::unique_ptr<data::Dataset> open_files(const DataRequest& request, const JobConfig& config) {
@@ -135,6 +154,7 @@ std::unique_ptr<data::Dataset> open_files(const DataRequest& request, const JobC
   for (const auto& part : request.parts) {
     members.push_back(open_corpus(part, members.size(), request, config));
     weights.push_back(part.weight);
+    check_same_tokenizer(*members[0], *members.back(), setting_of(request, config), config);
   }
   if (members.size() == 1) return std::move(members[0]);
   return std::make_unique<data::MixedDataset>(std::move(members), weights);
@@ -246,6 +266,15 @@ std::unique_ptr<data::Dataset> open_data(const DataRequest& request, const JobCo
   }
   return request.dataset == "tokenized" ? open_tokenized(request, config)
                                         : open_files(request, config);
+}
+
+void check_same_tokenizer(const data::Dataset& first, const data::Dataset& other,
+                          const std::string& setting, const JobConfig& config) {
+  const uint64_t one = first.identity().tokenizer, two = other.identity().tokenizer;
+  if (one == 0 || two == 0 || one == two) return;
+  fail_setting(config, setting,
+               "its tokens were prepared with another tokenizer than the other data of the job; "
+               "prepare them anew with the same one");
 }
 
 deepseek_v3::Batch load_batch(const data::Dataset& dataset, uint64_t first, int64_t count) {

@@ -45,6 +45,10 @@ DataRequest validation_data(const JobConfig& config, int64_t vocab_size, int64_t
 // vocabulary does not have.
 std::unique_ptr<data::Dataset> open_data(const DataRequest& request, const JobConfig& config);
 
+// UserError, naming `setting`, if the ids of the two are known to be of different tokenizers.
+void check_same_tokenizer(const data::Dataset& first, const data::Dataset& other,
+                          const std::string& setting, const JobConfig& config);
+
 // Rows `first` .. `first + count` as a batch on the host; rows behind the end are padding.
 deepseek_v3::Batch load_batch(const data::Dataset& dataset, uint64_t first, int64_t count);
 

@@ -251,6 +251,7 @@ void Run::open_validation() {
   validation_ = open_data(validation_data(config_, resolved_.shape.vocab_size,
                                           resolved_.shape.num_nextn_predict_layers),
                           config_);
+  check_same_tokenizer(trainer_.dataset(), *validation_, "validation.dataset_path", config_);
 }
 
 void Run::resume_or_begin() {
@@ -329,13 +330,17 @@ void Run::look_for_end_of_data() {
   const auto& [step, rows, tokens] = trainer_.progress();
   const auto rank = step < config_.training.steps ? trainer_.rank_out_of_data() : std::nullopt;
   if (!rank) return;
-  const uint64_t there = trainer_.dataset().num_rows().value_or(0);
+  const auto batch =
+      static_cast<uint64_t>(batch_sizes(config_, trainer_.dims().data_size()).global);
+  const data::Dataset& data = trainer_.dataset();
+  // A stream knows its end only when it was asked for what is behind it.
+  data.has_row(rows + batch - 1);
+  const uint64_t there = data.num_rows().value_or(0);
   if (step == 0) {
-    fail_setting(
-        config_, "training.repeat",
-        fmt::format("rank {} has not the rows of a single step; the data has {} and a "
-                    "step takes {}: set it to true, or give more data",
-                    *rank, there, batch_sizes(config_, trainer_.dims().data_size()).global));
+    fail_setting(config_, "training.repeat",
+                 fmt::format("rank {} has not the rows of a single step; the data has {} and a "
+                             "step takes {}: set it to true, or give more data",
+                             *rank, there, batch));
   }
   data_ended_ = true;
   log::info(

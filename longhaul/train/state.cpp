@@ -50,7 +50,8 @@ std::optional<JobConfig> parse_saved(const std::string& saved_job, const std::st
   }
 }
 
-// The data position counts rows; with other rows it points elsewhere.
+// The data position counts rows; with other rows it points elsewhere. training.bad_documents moves
+// none: what was read while a bad document was an error has none.
 void warn_of_other_data(const std::string& saved_job, const JobConfig& config,
                         const std::string& origin) {
   const auto saved = parse_saved(saved_job, origin);
@@ -63,6 +64,7 @@ void warn_of_other_data(const std::string& saved_job, const JobConfig& config,
       {"training.document_mask", before.document_mask != now.document_mask},
       {"training.mix", before.mix != now.mix},
       {"training.text_field", before.text_field != now.text_field},
+      {"training.invalid_text", before.invalid_text != now.invalid_text},
       {"training.packing", before.packing != now.packing},
       {"training.stream_above_mb", before.stream_above_mb != now.stream_above_mb},
       {"validation.split", saved->validation.split != config.validation.split}};
@@ -74,6 +76,19 @@ void warn_of_other_data(const std::string& saved_job, const JobConfig& config,
           key, origin);
     }
   }
+}
+
+void warn_of_other_files(const nlohmann::json& trainer, const data::Dataset& data,
+                         const std::string& origin) {
+  const auto saved = trainer.find("data");  // not there in checkpoints of earlier versions
+  const std::string files = data.identity().files;
+  if (saved == trainer.end() || !saved->is_string() || *saved == "" || files.empty()) return;
+  if (*saved == files) return;
+  log::warn(
+      "the names or sizes of the training data's files are not what the {} was made with: the data "
+      "goes on at the same row number, which is another text now; bring the files back, or begin "
+      "them anew with checkpoint.exclude_from_loading = [\"dataloader\"]",
+      origin);
 }
 
 std::string misshapen(const std::string& name, at::IntArrayRef shape, at::IntArrayRef wanted) {
@@ -197,6 +212,7 @@ checkpoint::Snapshot Trainer::weights(std::optional<at::ScalarType> dtype) const
                       {"rows", progress_.rows},
                       {"tokens", progress_.tokens},
                       {"seed", seed_of(config_)},
+                      {"data", dataset_->identity().files},
                       {"optimizer_steps", nlohmann::json::object()},
                       {"model_config", deepseek_v3::to_hf_json(model_->config())},
                       {"job", to_toml(config_)}};
@@ -218,6 +234,7 @@ void Trainer::restore(const std::filesystem::path& step_folder, const Excluded& 
   }
   if (excluded.data) return;
   warn_of_other_data(trainer.at("job").get<std::string>(), config_, origin);
+  warn_of_other_files(trainer, *dataset_, origin);
   if (trainer.at("seed").get<uint64_t>() != seed_of(config_)) {
     log::warn("{} was made with debug.seed = {}, the job says {}: the data order changes here",
               origin, trainer.at("seed").get<uint64_t>(), seed_of(config_));

@@ -231,6 +231,9 @@ TEST_F(ConfigCommand, EveryHelpEndsWithAnExample) {
       {"checkpoint", "show"},
       {"tokenizer"},
       {"tokenizer", "train"},
+      {"data"},
+      {"data", "prepare"},
+      {"data", "inspect"},
       {"version"},
   };
   for (auto& words : commands) words.push_back("--help");

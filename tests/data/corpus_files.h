@@ -107,7 +107,7 @@ inline TokenizedCorpus tokenize_files(const std::vector<CorpusFile>& files,
                                       const Tokenizer& tokenizer,
                                       const TokenizeOptions& options = {}) {
   BadDocuments bad(options.documents.skip_bad);
-  return tokenize(list_sources(files, options.documents, bad), &tokenizer, options, bad);
+  return tokenize(list_sources(files, options.documents, bad), &tokenizer, options, bad).value();
 }
 
 }  // namespace longhaul::data

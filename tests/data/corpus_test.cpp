@@ -119,6 +119,59 @@ TEST(Corpus, BadInput) {
   EXPECT_THAT(user_error([&] { tokenize_files(gone, bytes_tokenizer()); }), HasSubstr("gone"));
 }
 
+// Compressed text may be any multiple of its file; what is too large for memory is not read on.
+TEST(Corpus, TooMuchTextIsNotHeld) {
+  const TemporaryFolder folder;
+  const auto path = folder.write("a", gzip(jsonl({std::string(500'000, 'a'), "b"})));
+  ASSERT_LT(std::filesystem::file_size(path), 5000u);
+  const auto tokenizer = bytes_tokenizer();
+  for (const uint64_t most : {100'000, 500'000, 500'001}) {
+    BadDocuments bad(false);
+    const auto sources = list_sources(path, {}, bad);
+    const auto corpus = tokenize(sources, &tokenizer, {.most_text_bytes = most}, bad);
+    EXPECT_EQ(corpus.has_value(), most == 500'001) << most;
+  }
+}
+
+TEST(Corpus, ABeginningThatIsAllBadIsFoundAtOnce) {
+  const TemporaryFolder folder;
+  const std::string rows = jsonl(std::vector<std::string>(2000, "x"));
+  const auto path = folder.write("rows", rows);
+  const auto check = [](const std::string& paths, const DocumentOptions& options) {
+    BadDocuments bad(options.skip_bad);
+    check_beginning(list_sources(paths, options, bad), options);
+  };
+  check(path, {});
+  const DocumentOptions misspelt{.text_field = "txet", .skip_bad = true};
+  for (const auto& file : {path, folder.write("zipped", gzip(rows))}) {
+    EXPECT_THAT(user_error([&] { check(file, misspelt); }),
+                AllOf(HasSubstr("the first 1,000 documents are all bad"),
+                      HasSubstr(file + ":1: there is no field \"txet\"")));
+  }
+  EXPECT_THAT(user_error([&] { check(path, {.text_field = "txet"}); }), HasSubstr("rows:1: "));
+  const auto few = folder.write("few", jsonl({"a", "b"}));
+  EXPECT_THAT(user_error([&] { check(few, misspelt); }),
+              AllOf(HasSubstr("all 2 documents"), HasSubstr("/few:1: there is no field")));
+  check(folder.write("late", std::string("{}\n{}\n") + rows), {.skip_bad = true});
+}
+
+TEST(Corpus, IsTheSameWhereverItLies) {
+  const TemporaryFolder folder;
+  const auto fingerprint = [&](const std::string& paths) {
+    BadDocuments bad(false);
+    return list_sources((folder.path() / paths).string(), {}, bad).fingerprint();
+  };
+  folder.write("one/a", "x");
+  folder.write("one/b", "yz");
+  folder.write("two/a", "x");
+  folder.write("two/b", "zy");
+  folder.write("three/a", "x");
+  folder.write("three/b", "yzz");
+  EXPECT_EQ(fingerprint("one"), fingerprint("two"));
+  EXPECT_NE(fingerprint("one"), fingerprint("three"));
+  EXPECT_NE(fingerprint("one"), fingerprint("one/a"));
+}
+
 TEST(Corpus, AnUnreadableFileIsNamed) {
   // A regular file that opens but does not read, even for root.
   EXPECT_THAT(user_error([] { tokenize_files(list_files("/proc/self/mem"), bytes_tokenizer()); }),

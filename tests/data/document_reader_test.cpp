@@ -151,14 +151,14 @@ TEST(BadDocuments, ThatAreNotToldCostNothing) {
     bad.add([&] { return "row " + std::to_string(++asked); }, "no text");
   }
   EXPECT_EQ(bad.count(), 2000);
-  EXPECT_EQ(asked, 10);
-  EXPECT_THAT(log.text(), AllOf(HasSubstr("row 10: no text: left out; further ones are only"),
+  EXPECT_EQ(asked, 11);  // the first one also to be remembered
+  EXPECT_THAT(log.text(), AllOf(HasSubstr("row 11: no text: left out; further ones are only"),
                                 HasSubstr("100 bad documents are left out so far"),
                                 HasSubstr("1,000 bad documents are left out so far")));
   BadDocuments few(true, 3);
-  for (int i = 0; i < 2; ++i) few.add([] { return "x"; }, "no text");
-  EXPECT_THAT(user_error([&] { few.add([] { return "a:3"; }, "no text"); }),
-              AllOf(HasSubstr("a:3: no text"), HasSubstr("like the 2 documents before it")));
+  for (int i = 0; i < 2; ++i) few.add([&] { return "a:" + std::to_string(i); }, "no text");
+  EXPECT_THAT(user_error([&] { few.add([] { return "a:2"; }, "no text"); }),
+              HasSubstr("the first 3 documents are all bad (a:0: no text)"));
 }
 
 TEST(Documents, TruncatedCompressedFiles) {
@@ -178,7 +178,8 @@ TEST(Documents, TruncatedCompressedFiles) {
   }
   std::string damaged = gzip(jsonl(texts));
   damaged[damaged.size() / 2] ^= 0x55;
-  EXPECT_EQ(read_skipping(folder.write("damaged", damaged)).count, 1);
+  // What comes out of damaged data may be rows that are none, before the checksum tells.
+  EXPECT_GE(read_skipping(folder.write("damaged", damaged)).count, 1);
   EXPECT_EQ(read_skipping(folder.write("text", gzip("a long text").substr(0, 20))).count, 1);
 }
 

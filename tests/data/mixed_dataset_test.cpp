@@ -65,6 +65,42 @@ TEST(MixedDataset, EachMemberGoesOnWhereItWas) {
   EXPECT_EQ(data.info().documents, 8);
 }
 
+// Like a stream it knows its end only once it was asked for a row behind it.
+class LateEnd : public Dataset {
+ public:
+  explicit LateEnd(uint64_t rows) : rows_(rows) {}
+  Row row(uint64_t) const override { return padding_row(shape()); }
+  bool has_row(uint64_t index) const override {
+    known_ = known_ || index >= rows_;
+    return index < rows_;
+  }
+  std::optional<uint64_t> num_rows() const override {
+    return known_ ? std::optional(rows_) : std::nullopt;
+  }
+  DatasetInfo info() const override { return {}; }
+  RowShape shape() const override { return {.seq_len = 2}; }
+  std::optional<int64_t> label_bytes(const Row&) const override { return std::nullopt; }
+
+ private:
+  const uint64_t rows_;
+  mutable bool known_ = false;
+};
+
+TEST(MixedDataset, TheEndIsTheFirstOneAlsoWhereItIsKnownLast) {
+  for (const bool first_ends : {false, true}) {
+    std::vector<std::unique_ptr<Dataset>> members;
+    members.push_back(std::make_unique<LateEnd>(first_ends ? 3 : 50));
+    members.push_back(std::make_unique<LateEnd>(first_ends ? 50 : 3));
+    const MixedDataset data(std::move(members), {1, 1});
+    EXPECT_EQ(data.num_rows(), std::nullopt);
+    EXPECT_FALSE(data.has_row(200));
+    ASSERT_TRUE(data.num_rows().has_value());
+    EXPECT_LE(*data.num_rows(), 7u);
+    EXPECT_TRUE(data.has_row(*data.num_rows() - 1));
+    EXPECT_FALSE(data.has_row(*data.num_rows()));
+  }
+}
+
 TEST(MixedDataset, EndsWithTheFirstMemberThatEnds) {
   const MixedDataset data = mixture({50, 3}, {1, 1}, false);
   ASSERT_TRUE(data.num_rows().has_value());

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "longhaul/base/fault.h"
 #include "longhaul/base/file.h"
@@ -41,7 +42,7 @@ class Prepare : public ::testing::Test {
     BadDocuments bad(false);
     const auto sources = list_sources(paths, {}, bad);
     const auto tokenizer = bytes_tokenizer();
-    return tokenize(sources, sources.needs_tokenizer() ? &tokenizer : nullptr, {}, bad);
+    return tokenize(sources, sources.needs_tokenizer() ? &tokenizer : nullptr, {}, bad).value();
   }
 
   TemporaryFolder folder_;
@@ -58,7 +59,7 @@ TEST_F(Prepare, TokensAreThoseOfTheText) {
     EXPECT_EQ(prepared.document_ends, text.document_ends);
     EXPECT_EQ(prepared.token_bytes, text.token_bytes);
     EXPECT_EQ(prepared.text_bytes, text.text_bytes);
-    verify(read_prepared(tokens()));
+    for (const auto& shard : read_prepared(tokens()).shards) verify(shard);
   }
 }
 
@@ -104,13 +105,15 @@ TEST_F(Prepare, GoesOnAfterItWasStopped) {
       EXPECT_THAT(user_error([&] { read(tokens().string()); }),
                   HasSubstr("is not prepared to the end"));
     }
-    std::ofstream(tokens() / ".shard-00000.tokens.tmp-1") << "left by a kill";
-    if (!is_prepared(tokens())) fs::remove_all(tokens());
+    // The first name to be given is the plan's.
+    const auto leftover =
+        tokens() / (nth == 1 ? ".longhaul_plan.json.tmp-1" : ".shard-00000.tokens.tmp-1");
+    std::ofstream(leftover) << "left by a kill";
     const auto result = prepare_small({.num_threads = 1});
     EXPECT_EQ(result.kept_shards, nth < 4 ? 0u : static_cast<size_t>((nth - 2) / 2)) << nth;
     EXPECT_EQ(read_file(tokens() / kPreparedManifest), manifest) << nth;
     EXPECT_EQ(read(tokens().string()).ids, whole.ids) << nth;
-    EXPECT_FALSE(fs::exists(tokens() / ".shard-00000.tokens.tmp-1"));
+    EXPECT_FALSE(fs::exists(leftover));
   }
   EXPECT_GT(stops, 10u);
 }
@@ -159,14 +162,87 @@ TEST_F(Prepare, DamageIsFound) {
   std::string damaged = bytes;
   damaged[5] ^= 1;
   std::ofstream(shard.path, std::ios::binary) << damaged;
-  EXPECT_THAT(user_error([&] { verify(read_prepared(tokens())); }),
+  EXPECT_THAT(user_error([&] { verify(read_prepared(tokens()).shards[3]); }),
               AllOf(HasSubstr("shard-00003.tokens"), HasSubstr("is damaged")));
-  damaged = bytes;
-  damaged[3] = '\x7F';  // far outside the vocabulary
-  std::ofstream(shard.path, std::ios::binary) << damaged;
-  EXPECT_THAT(user_error([&] { read(tokens().string()); }), HasSubstr("damaged at document 0"));
+  EXPECT_THAT(user_error([&] { read(tokens().string()); }),
+              AllOf(HasSubstr("shard-00003.tokens"), HasSubstr("not those of its checksum")));
+  // The same command makes that part anew, and keeps the others.
+  EXPECT_EQ(prepare_small().kept_shards, 8u);
+  EXPECT_EQ(read_file(shard.path), bytes);
   std::ofstream(shard.path, std::ios::binary) << bytes.substr(1);
   EXPECT_THAT(user_error([&] { read(tokens().string()); }), HasSubstr("expected"));
+}
+
+TEST_F(Prepare, DamageOfTheManifestIsFound) {
+  prepare_small();
+  const auto path = tokens() / kPreparedManifest;
+  const auto manifest = nlohmann::json::parse(read_file(path));
+  const auto error_with = [&](const std::string& pointer, const nlohmann::json& value) {
+    auto changed = manifest;
+    changed[nlohmann::json::json_pointer(pointer)] = value;
+    std::ofstream(path) << changed;
+    return user_error([&] { read(tokens().string()); });
+  };
+  EXPECT_THAT(error_with("/format", 7), HasSubstr("\"format\" is missing or makes no sense"));
+  EXPECT_THAT(error_with("/format", "other"), HasSubstr("of the format \"other\""));
+  EXPECT_THAT(error_with("/token_bytes", nlohmann::json::array({1, 2})),
+              HasSubstr("\"token_bytes\""));
+  EXPECT_THAT(error_with("/token_bytes/3", -1), HasSubstr("\"token_bytes\""));
+  EXPECT_THAT(error_with("/token_bytes/3", "x"), HasSubstr("\"token_bytes\""));
+  EXPECT_THAT(error_with("/vocab_size", -257), HasSubstr("\"vocab_size\""));
+  EXPECT_THAT(error_with("/tokenizer", 0.5), HasSubstr("\"tokenizer\""));
+  EXPECT_THAT(error_with("/shards", {{"a", 1}}), HasSubstr("\"shards\""));
+  EXPECT_THAT(error_with("/shards/0", 1), HasSubstr("\"file\""));
+  EXPECT_THAT(error_with("/shards/0/file", "../corpus/0"), HasSubstr("\"file\""));
+  EXPECT_THAT(error_with("/shards/0/tokens", -2), HasSubstr("\"tokens\""));
+  EXPECT_THAT(error_with("/shards/0/tokens", uint64_t{1} << 63), HasSubstr("\"tokens\""));
+  EXPECT_THAT(error_with("/shards/0/documents", 1000), HasSubstr("expected"));
+  // A smaller vocabulary than the ids are of.
+  auto smaller = manifest;
+  smaller["vocab_size"] = 97;
+  smaller["token_bytes"] = std::vector<int>(97, 1);
+  std::ofstream(path) << smaller;
+  EXPECT_THAT(user_error([&] { read(tokens().string()); }), HasSubstr("damaged at document 0"));
+}
+
+// Wherever it stands, a folder of prepared tokens is no text.
+TEST_F(Prepare, TokensInAFolderOrByAGlob) {
+  prepare_small();
+  const auto expected = read(tokens().string()).ids;
+  fs::create_directories(folder_.path() / "all");
+  fs::rename(tokens(), folder_.path() / "all/tokens");
+  const std::string all = (folder_.path() / "all").string();
+  for (const auto& paths : {all, all + "/*", all + "/tok*/*", all + "/tokens/shard-00001.tokens"}) {
+    EXPECT_EQ(read(paths).ids, expected) << paths;
+  }
+  folder_.write("all/a", "text before");
+  folder_.write("all/z", "text after");
+  const auto mixed = read(all);
+  EXPECT_EQ(mixed.ids.size(), expected.size() + 12 + 11);
+  EXPECT_TRUE(std::equal(expected.begin(), expected.end(), mixed.ids.begin() + 12));
+  fs::remove(folder_.path() / "all/tokens" / kPreparedManifest);
+  EXPECT_THAT(user_error([&] { read(all); }), HasSubstr("is not prepared to the end"));
+}
+
+TEST_F(Prepare, TheOutputIsNoPartOfTheInput) {
+  EXPECT_THAT(user_error([&] {
+                prepare(corpus(), bytes_tokenizer(), folder_.path() / "corpus/tokens", {});
+              }),
+              AllOf(HasSubstr("corpus/tokens' lies inside the corpus"), HasSubstr("outside")));
+  EXPECT_FALSE(fs::exists(folder_.path() / "corpus/tokens"));
+}
+
+TEST_F(Prepare, NamesThatAreNotUtf8) {
+  folder_.write("corpus/\xE9", "named in Latin 1");
+  EXPECT_EQ(prepare_small().kept_shards, 0u);
+  EXPECT_EQ(prepare_small().kept_shards, 9u);  // the empty file has none of its own
+}
+
+TEST_F(Prepare, BadFilesAndRowsAreCounted) {
+  folder_.write("corpus/cut.parquet", "PAR1 and then nothing");
+  folder_.write("corpus/rows", "{\"text\": 1}\n" + jsonl({"good"}));
+  EXPECT_EQ(prepare_small({.documents = {.skip_bad = true}}).bad_documents, 2);
+  EXPECT_EQ(prepare_small({.documents = {.skip_bad = true}}).bad_documents, 2);
 }
 
 TEST_F(Prepare, StatisticsOfTextAndOfTokensAgree) {
@@ -183,6 +259,7 @@ TEST_F(Prepare, StatisticsOfTextAndOfTokensAgree) {
     EXPECT_EQ(statistics.length_at(0), 2u);
     EXPECT_EQ(statistics.length_at(1), 14u);
     EXPECT_THAT(statistics.sample, ElementsAre('a', 256, 'b', 256, 'b'));
+    EXPECT_THAT(statistics.sample_ends, ElementsAre(2u, 4u));
   }
 }
 

@@ -1,0 +1,120 @@
+// Training on corpora that are read as streams: the same rows whatever the number of ranks, an end
+// where the data end, held-out documents, mixtures.
+#include "tests/cli/small_job.h"
+
+namespace longhaul {
+namespace {
+
+using test::spill;
+using test::Words;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class StreamedTraining : public test::SmallJob {
+ protected:
+  StreamedTraining() {
+    std::string rows;
+    for (unsigned i = 0; i < 40; ++i) {
+      rows += nlohmann::json{{"text", test::small_text(i + 100)}}.dump() + "\n";
+    }
+    spill(path("rows.jsonl"), rows);
+  }
+
+  // Four rows in a step, on any number of ranks.
+  test::ProgramResult train_stream(Words more, const std::string& run_folder, int ranks = 1) const {
+    more.insert(more.begin(),
+                {"--ranks", std::to_string(ranks), "--job.dump_folder", run_folder,
+                 "--training.stream_above_mb", "0", "--training.local_batch_size",
+                 std::to_string(4 / ranks), "--training.dataset_path", "rows.jsonl",
+                 "--checkpoint.no_last_save_model_only", "--comm.train_timeout_seconds", "20"});
+    return train(more);
+  }
+  static Words without_validation(Words more = {}) {
+    more.push_back("--validation.no_enable");
+    return more;
+  }
+  void expect_same_losses(const std::string& one, const std::string& other) const {
+    const auto first = metrics(one), second = metrics(other);
+    ASSERT_EQ(first.size(), second.size());
+    for (size_t i = 0; i < first.size(); ++i) {
+      EXPECT_EQ(first[i]["tokens"], second[i]["tokens"]) << i;
+      EXPECT_NEAR(first[i]["loss"].get<double>(), second[i]["loss"].get<double>(), 2e-4) << i;
+    }
+  }
+};
+
+TEST_F(StreamedTraining, GoesOnExactlyOnAnotherNumberOfRanks) {
+  const auto whole = train_stream(without_validation(), "whole");
+  expect_trained(whole);
+  EXPECT_THAT(whole.err, HasSubstr("read as a stream"));
+  // The schedule counts on six steps, so it is stopped by what it saves.
+  for (const auto& [ranks, steps] : {std::pair(2, 2), std::pair(4, 4), std::pair(1, 6)}) {
+    const auto part = train_stream(without_validation({"--training.steps", std::to_string(steps),
+                                                       "--lr_scheduler.decay_ratio", "0"}),
+                                   "parts", ranks);
+    EXPECT_EQ(part.status, 0) << part.err;
+  }
+  const auto steady =
+      train_stream(without_validation({"--lr_scheduler.decay_ratio", "0"}), "steady");
+  expect_trained(steady);
+  expect_same_losses("steady", "parts");
+  // Without the counts of rows the position is found by reading.
+  fs::remove(path("steady/row_counts.txt"));
+  for (const char* folder : {"steady", "parts"}) {
+    const auto on = train_stream(
+        without_validation({"--training.steps", "7", "--lr_scheduler.decay_ratio", "0"}), folder);
+    EXPECT_EQ(on.status, 0) << on.err;
+    EXPECT_EQ(metrics(folder).size(), 7u);
+  }
+  expect_same_losses("steady", "parts");
+}
+
+TEST_F(StreamedTraining, EndsOnAllRanksWhereTheDataEnd) {
+  for (const int ranks : {1, 2}) {
+    const auto folder = "run" + std::to_string(ranks);
+    const auto result = train_stream(without_validation({"--training.no_repeat", "--training.steps",
+                                                         "1000", "--checkpoint.interval", "1000"}),
+                                     folder, ranks);
+    ASSERT_EQ(result.status, 0) << result.err;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("the data ends: rank "),
+                                  HasSubstr(" rows are left out"), Not(HasSubstr("of 0 rows"))));
+  }
+  EXPECT_EQ(metrics("run1").size(), metrics("run2").size());
+}
+
+TEST_F(StreamedTraining, HoldsOutASplitAndMixes) {
+  const auto split =
+      train_stream({"--validation.split", "0.3", "--validation.dataset_path", "None"}, "split", 2);
+  expect_trained(split);
+  EXPECT_TRUE(metrics("split").back().contains("validation_loss"));
+  const Words mix = {"--training.dataset_path", "None", "--training.mix",
+                     "[{path = \"rows.jsonl\", weight = 2}, {path = \"corpus/train\"}]",
+                     "--validation.no_enable"};
+  expect_trained(train_stream(mix, "mix1", 1));
+  expect_trained(train_stream(mix, "mix2", 2));
+  expect_same_losses("mix1", "mix2");
+  EXPECT_TRUE(fs::exists(path("mix1/row_counts.txt.1")));
+}
+
+TEST_F(StreamedTraining, TellsThatTheFilesHaveChanged) {
+  expect_trained(train_stream(without_validation({"--training.steps", "2"}), "run"));
+  spill(path("rows.jsonl"), test::slurp(path("rows.jsonl")) + "{\"text\": \"one more\"}\n");
+  const auto on = train_stream(without_validation({"--training.steps", "3"}), "run");
+  expect_trained(on);
+  EXPECT_THAT(on.err, AllOf(HasSubstr("names or sizes of the training data's files are not what"),
+                            HasSubstr("rows are counted anew")));
+}
+
+TEST_F(StreamedTraining, AMisspeltFieldIsFoundBeforeTheModelIsMade) {
+  expect_user_error(
+      train_stream(without_validation({"--training.text_field", "txet"}), "run"),
+      {"training.dataset_path", "rows.jsonl:1: there is no field \"txet\" (training.text_field)"});
+  expect_user_error(train_stream(without_validation({"--training.text_field", "txet",
+                                                     "--training.bad_documents", "skip"}),
+                                 "run"),
+                    {"txet"});
+}
+
+}  // namespace
+}  // namespace longhaul
