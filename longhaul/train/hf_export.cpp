@@ -189,10 +189,11 @@ void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
   };
   if (options.fp8) contents.encode = encode_fp8;
   contents.texts = [&] {
-    auto texts = carried_texts(options.assets);
     const auto dtype =
         options.fp8 ? at::kBFloat16 : weights.tensors.at("lm_head.weight").scalar_type();
-    texts[kConfig] = config_json(config, dtype, options.fp8, options.assets);
+    const std::string own = config_json(config, dtype, options.fp8, options.assets);
+    auto texts = carried_texts(options.assets);
+    texts[kConfig] = own;
     return texts;
   };
   const int64_t total = checkpoint::total_bytes(contents);

@@ -321,7 +321,8 @@ TEST(Saver, MemoryStaysFlatOverFiftySaves) {
   }
 }
 
-// The same of parts that go from rank to rank, of all ranks together.
+// The same of parts that go from rank to rank, of all ranks together: if each rank kept one of its
+// parts of each save, they would be more than three times the limit.
 TEST(Saver, MemoryStaysFlatOverFiftySavesOfParts) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers keep freed memory";
@@ -342,13 +343,14 @@ TEST(Saver, MemoryStaysFlatOverFiftySavesOfParts) {
       for (snapshot.step = 1; snapshot.step <= 50; ++snapshot.step) {
         saver.save(snapshot);
         if (snapshot.step != 5 && snapshot.step != 50) continue;
+        saver.finish();
         training.barrier();
         if (training.rank() == 0) (snapshot.step == 5 ? before : after) = resident_bytes();
         training.barrier();
       }
       saver.finish();
     });
-    EXPECT_LT(after - before, bytes) << "of " << bytes << " a save";
+    EXPECT_LT(after - before, 2 * bytes) << "of " << bytes << " a save";
   }
 }
 

@@ -128,7 +128,6 @@ def check_fp8(longhaul, work, source, spare=("none.",)):
     assert a.keys() == b.keys()
     for name, x in b.items():
         assert torch.equal(a[name].float(), x.to(a[name].dtype).float()), name
-    assert torch.isfinite(logits_of(fp8)).all()
     print(f"{type(fp8).__name__}: {len(a)} tensors of FP8 are the same")
 
 
