@@ -1,6 +1,7 @@
 // The program: reads the command line, runs one command and turns failures into one line on stderr
 // and an exit status: 0 fine, 1 failed while running, 2 the user's mistake.
 #include <fmt/format.h>
+#include <sys/prctl.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -88,6 +89,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   longhaul::cli::restart_with_process_policy(argv);
+  ::prctl(PR_SET_NAME, "longhaul");  // not that of the link that it has restarted itself through
   longhaul::cli::install_crash_handler();
   longhaul::ops::install_cpu_allocator();
   const char* no_color = std::getenv("NO_COLOR");

@@ -51,7 +51,8 @@ dtensor::World world_of(const JobConfig& config) {
        .port = found->port,
        .listen_socket = found->rank == 0 ? found->listen_socket : std::nullopt,
        .device = train::choose_device_of_rank(config, found->local_rank),
-       .timeout = std::chrono::seconds(config.comm.init_timeout_seconds)});
+       .timeout = std::chrono::seconds(config.comm.init_timeout_seconds),
+       .job = settings_of_all_ranks(config)});
 }
 
 fs::path traces_folder(const JobConfig& config) {

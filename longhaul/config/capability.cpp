@@ -58,6 +58,17 @@ std::vector<Rule> parallel_rules() {
                 c.parallelism.expert_parallel_comm_backend == "deepep";
        },
        "tokens travel by all-to-all only in this version; set it to \"standard\""},
+      {"parallelism.disable_loss_parallel",
+       [](auto& c) {
+         return c.parallelism.tensor_parallel_degree > 1 && c.parallelism.disable_loss_parallel;
+       },
+       "with tensor parallelism the loss is computed on shards of the vocabulary; set it to false"},
+      {"parallelism.enable_async_tensor_parallel",
+       [](auto& c) {
+         return c.parallelism.tensor_parallel_degree > 1 &&
+                c.parallelism.enable_async_tensor_parallel;
+       },
+       "tensor-parallel exchange is not overlapped with the products yet; set it to false"},
       {"comm.mode", [](auto& c) { return c.comm.mode != "default"; },
        "there is no stand-in for communication yet; set it to \"default\""},
       {"fault_tolerance.enable", [](auto& c) { return c.fault_tolerance.enable; },

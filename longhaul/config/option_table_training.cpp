@@ -101,7 +101,7 @@ void add_validation(std::vector<Option>& table) {
                  at_least(1));
   validation.key("seq_len", &S::seq_len, "Tokens in a sample.", at_least(1));
   validation.key("freq", &S::freq, "Steps from one validation to the next.", at_least(1));
-  validation.key("steps", &S::steps, "Batches in a validation; -1: all the data.",
+  validation.key("steps", &S::steps, "Batches of each data rank in a validation; -1: all the data.",
                  minus_one_or_at_least(1));
   validation.own("split", &S::split,
                  "The share of the training corpus's documents, chosen by a hash of their text, "

@@ -77,6 +77,15 @@ std::string to_toml(const JobConfig& config) {
   return out;
 }
 
+std::string settings_of_all_ranks(const JobConfig& config) {
+  std::string out;
+  for (const auto& option : options()) {
+    const bool is_place = option.name.ends_with("path") || option.name.ends_with("folder");
+    if (!is_place) out += fmt::format("{} = {}\n", option.key, toml_text(option.get(config)));
+  }
+  return out;
+}
+
 std::string show_values(const JobConfig& config, bool changed) {
   const auto rows = rows_of(config, changed);
   size_t key_width = 0;

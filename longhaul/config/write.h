@@ -12,6 +12,10 @@ namespace longhaul {
 // The whole job as TOML. Loading it gives the same values; optionals that are not set are left out.
 std::string to_toml(const JobConfig& config);
 
+// What must be the same on all ranks of a job, "key = value" a line: all but the keys that name a
+// file or folder, which a machine may have elsewhere.
+std::string settings_of_all_ranks(const JobConfig& config);
+
 // One line a key, "key = value  # origin", in aligned columns; of `changed` only those not default.
 std::string show_values(const JobConfig& config, bool changed);
 

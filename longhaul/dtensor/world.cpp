@@ -1,5 +1,6 @@
 #include "longhaul/dtensor/world.h"
 
+#include <netdb.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,11 +9,13 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "longhaul/base/rng.h"
 #include "longhaul/dtensor/fake_backend.h"
 #include "longhaul/dtensor/gloo_backend.h"
 #include "longhaul/dtensor/nccl_backend.h"
@@ -52,6 +55,18 @@ auto within(milliseconds limit, F f) -> std::optional<decltype(f())> {
 
 constexpr const char* kLoopback = "127.0.0.1";
 
+constexpr const char* kNoStore =
+    "the ranks' store does not answer, so rank 0 of all ranks may be lost";
+
+bool answers(const StorePtr& store) {
+  try {
+    store->check({"anything"});
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 // Gloo knows of the other ranks only that a connection is silent or closed. So each rank whose
 // collective fails says in the store where that was, and reads where the others were: one that
 // computes or is dead says nothing.
@@ -64,9 +79,10 @@ std::string ask(const StorePtr& store, const GroupRequest& request, const std::s
   try {
     store->set(key(request.global_ranks[request.rank_in_group]), operation);
   } catch (const std::exception&) {
-    return "the ranks' store does not answer, so rank 0 of all ranks may be lost";
+    return kNoStore;
   }
   for (const int rank : request.global_ranks) {
+    if (rank == request.global_ranks[request.rank_in_group]) continue;
     const auto rest =
         std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
     try {
@@ -77,6 +93,7 @@ std::string ask(const StorePtr& store, const GroupRequest& request, const std::s
       silent.push_back(rank);
     }
   }
+  if (!silent.empty() && !answers(store)) return kNoStore;
   return (silent.empty()
               ? "all ranks report"
               : fmt::format("nothing was heard of {} {}, which may be lost or late",
@@ -119,15 +136,35 @@ Connect connect_by_gloo(StorePtr store, GlooDevice gloo_device, at::Device devic
   };
 }
 
-// A rank's host, and a time, of which the first rank's stands for the job.
+std::vector<std::string> split_lines(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// A rank's host; a time, of which the first rank's stands for the job; and a hash of what job it is
+// to do, for whoever has another one to look at its lines.
 struct Arrival {
-  std::string host, time;
+  std::string host, time, job_hash;
 };
 
-std::string own_arrival() {
+std::string job_of(const Rendezvous& place) {
+  return fmt::format("ranks = {}\n{}", place.size, place.job);
+}
+
+std::string own_arrival(const Rendezvous& place) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
-  return fmt::format("{}\n{}", host, std::chrono::system_clock::now().time_since_epoch().count());
+  return fmt::format("{}\n{}\n{}", host,
+                     std::chrono::system_clock::now().time_since_epoch().count(),
+                     stable_hash(job_of(place)));
+}
+
+Arrival arrival_from(const std::vector<uint8_t>& bytes) {
+  const auto lines = split_lines({bytes.begin(), bytes.end()});
+  LONGHAUL_CHECK(lines.size() == 3, "a rank's arrival has {} lines", lines.size());
+  return {lines[0], lines[1], lines[2]};
 }
 
 struct Meeting {
@@ -136,14 +173,37 @@ struct Meeting {
   std::vector<int> missing;  // then the others have not met
 };
 
-// Each rank says where it is and waits for all others.
-void call_the_roll(Meeting& meeting, int rank, int size, milliseconds limit) {
+std::string arrival_key(int rank) { return fmt::format("arrived/{}", rank); }
+std::string job_key(int rank) { return fmt::format("job/{}", rank); }
+
+// UserError if `other` has not the same job as this rank.
+void compare_jobs(c10d::Store& store, const Rendezvous& place, int other) {
+  const Arrival arrival = arrival_from(store.get(arrival_key(other)));
+  if (arrival.job_hash == std::to_string(stable_hash(job_of(place)))) return;
+  const auto own = split_lines(job_of(place)),
+             theirs = split_lines(store.get_to_str(job_key(other)));
+  const auto [here, there] = std::mismatch(own.begin(), own.end(), theirs.begin(), theirs.end());
+  fail_user(
+      "rank {} has another job than rank {}: '{}' here, '{}' there; start all ranks with the "
+      "same job file and the same options",
+      place.rank, other, here == own.end() ? "" : *here, there == theirs.end() ? "" : *there);
+}
+
+// Each rank says where it is and waits for all others, for the first one first: with another number
+// of ranks they would wait for different ones.
+void call_the_roll(Meeting& meeting, const Rendezvous& place, milliseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
+  const int rank = place.rank, size = place.size;
   std::vector<std::string> keys;
-  for (int other = 0; other < size; ++other) keys.push_back(fmt::format("arrived/{}", other));
-  meeting.store->set(keys[static_cast<size_t>(rank)], own_arrival());
+  for (int other = 0; other < size; ++other) keys.push_back(arrival_key(other));
+  meeting.store->set(job_key(rank), job_of(place));
+  meeting.store->set(arrival_key(rank), own_arrival(place));
   try {
+    meeting.store->wait({arrival_key(0)}, limit);
+    compare_jobs(*meeting.store, place, 0);
     meeting.store->wait(keys, limit);
+  } catch (const UserError&) {
+    throw;
   } catch (const std::exception&) {
     for (int other = 0; other < size; ++other) {
       if (!meeting.store->check({keys[static_cast<size_t>(other)]}))
@@ -154,12 +214,34 @@ void call_the_roll(Meeting& meeting, int rank, int size, milliseconds limit) {
     if (!meeting.missing.empty()) return;
   }
   for (const auto& bytes : meeting.store->multiGet(keys)) {
-    const std::string text(bytes.begin(), bytes.end());
-    meeting.arrivals.push_back({text.substr(0, text.find('\n')), text.substr(text.find('\n') + 1)});
+    meeting.arrivals.push_back(arrival_from(bytes));
+  }
+  for (int other = 1; other < size && rank == 0; ++other) {
+    if (meeting.arrivals[static_cast<size_t>(other)].job_hash == meeting.arrivals[0].job_hash) {
+      continue;
+    }
+    // The others are to learn of it from the store before it goes.
+    std::this_thread::sleep_for(milliseconds(1000));
+    compare_jobs(*meeting.store, place, other);
   }
 }
 
+// UserError where a name cannot be looked up: the store would only say so in passing, again and
+// again.
+void check_name(const std::string& host) {
+  addrinfo* found = nullptr;
+  const int code = ::getaddrinfo(host.c_str(), nullptr, nullptr, &found);
+  if (code != 0) {
+    fail_user(
+        "MASTER_ADDR '{}', where rank 0 listens, cannot be looked up ({}); give a name or an "
+        "address that this machine knows",
+        host, ::gai_strerror(code));
+  }
+  ::freeaddrinfo(found);
+}
+
 Meeting meet(const Rendezvous& place) {
+  check_name(place.host);
   c10d::TCPStoreOptions options;
   options.port = narrow<uint16_t>(place.port);
   options.isServer = place.rank == 0;
@@ -178,7 +260,7 @@ Meeting meet(const Rendezvous& place) {
     Meeting meeting{c10::make_intrusive<c10d::TCPStore>(place.host, options), {}, {}};
     const auto rest = place.timeout - std::chrono::duration_cast<milliseconds>(
                                           std::chrono::steady_clock::now() - start);
-    call_the_roll(meeting, place.rank, place.size, std::max(rest, milliseconds(1)));
+    call_the_roll(meeting, place, std::max(rest, milliseconds(1)));
     return meeting;
   };
   try {

@@ -29,6 +29,8 @@ struct Rendezvous {
   std::optional<int> listen_socket = {};  // of rank 0, bound to that port: it is taken over
   at::Device device = at::kCPU;           // this rank's
   std::chrono::milliseconds timeout{300'000};
+  // Lines that must be the same on all ranks: what job they are to do.
+  std::string job = {};
 };
 
 class World {
@@ -41,7 +43,8 @@ class World {
   static World gloo_threads(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
   // A rank that is a process and talks through gloo, and through NCCL for tensors of a CUDA device.
   // Rank 0 listens; its World must end last.
-  // Returns when all have come; throws CollectiveError after the timeout, naming who has not. The
+  // Returns when all have come; throws CollectiveError after the timeout, naming who has not, and
+  // UserError if another rank has another size or job, naming the first line that differs. The
   // timeout is also the time limit of the groups until set_timeout().
   static World process(const Rendezvous& rendezvous);
   // Rank `rank` of a world whose other ranks do not exist; collectives do nothing, on any device.

@@ -122,6 +122,16 @@ TEST(Capability, WhatHasNoEffectPasses) {
             Strings{});
 }
 
+TEST(Capability, TensorParallelSettingsThatWouldTakeEffect) {
+  const JobConfig config =
+      parse_job(kData, "job.toml",
+                {"--parallelism.tensor_parallel_degree", "2", "--parallelism.disable_loss_parallel",
+                 "--parallelism.enable_async_tensor_parallel"});
+  EXPECT_EQ(
+      keys_of(missing_behaviour(config, 2)),
+      (Strings{"parallelism.disable_loss_parallel", "parallelism.enable_async_tensor_parallel"}));
+}
+
 TEST(Capability, NotesNameWhatIsNotActive) {
   EXPECT_EQ(keys_of(notes(parse_job(kData, "job.toml"))), Strings{});
   EXPECT_EQ(keys_of(notes(parse_job(kData, "job.toml",
@@ -169,14 +179,12 @@ TEST(Capability, TheTorchTitanFile) {
 TEST(Capability, TheRecipeFile) {
   const JobConfig config = load_job(data_file("recipe_v32_671b_128die.toml"));
   EXPECT_EQ(config.model.flavor, "671B_debug_128die");
-  EXPECT_EQ(
-      keys_of(missing_behaviour(config)),
-      (Strings{"optimizer.swap_optimizer",
-               "parallelism.context_parallel_degree", "parallelism.expert_parallel_degree",
-               "parallelism.tensor_parallel_degree", "parallelism.pipeline_parallel_degree"}));
-  EXPECT_EQ(keys_of(missing_behaviour(config, 1024)),
-            (Strings{"optimizer.swap_optimizer",
+  EXPECT_EQ(keys_of(missing_behaviour(config)),
+            (Strings{"optimizer.swap_optimizer", "parallelism.context_parallel_degree",
+                     "parallelism.expert_parallel_degree", "parallelism.tensor_parallel_degree",
                      "parallelism.pipeline_parallel_degree"}));
+  EXPECT_EQ(keys_of(missing_behaviour(config, 1024)),
+            (Strings{"optimizer.swap_optimizer", "parallelism.pipeline_parallel_degree"}));
 }
 
 TEST(Capability, TokensTravelByAllToAll) {

@@ -52,7 +52,8 @@ void run(const std::vector<std::string>& words) {
                                 .size = size,
                                 .host = "127.0.0.1",
                                 .port = std::stoi(words.at(3)),
-                                .timeout = std::chrono::milliseconds(std::stoi(words.at(4)))});
+                                .timeout = std::chrono::milliseconds(std::stoi(words.at(4))),
+                                .job = words.size() > 5 ? words[5] : ""});
   std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
   const Communicator group = world.make_group("dp", ranks);

@@ -1,5 +1,6 @@
 // Ranks that really are processes: a TCP store, gloo, and ends that nobody announced.
 #include <arpa/inet.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -31,9 +32,16 @@ struct Peer {
   std::string what;
   int rank, port;
   int timeout_ms = 30'000;
+  int size = 2;
+  std::string job = "";
 
   std::vector<std::string> words() const {
-    return {what, std::to_string(rank), "2", std::to_string(port), std::to_string(timeout_ms)};
+    return {what,
+            std::to_string(rank),
+            std::to_string(size),
+            std::to_string(port),
+            std::to_string(timeout_ms),
+            job};
   }
 };
 
@@ -57,6 +65,35 @@ TEST(TwoProcesses, OneThatLeftIsMissed) {
   EXPECT_EQ(result.status, 1) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("rank 0: all_gather #1 on axis dp (ranks 0, 1) failed"),
                                 HasSubstr("nothing was heard of rank 1")));
+}
+
+// Long before the time limit.
+void expect_refused(const Peer& of_0, const Peer& of_1, const std::string& here,
+                    const std::string& there) {
+  test::Program first(of_0.words(), {}, LONGHAUL_DTENSOR_PEER);
+  test::Program second(of_1.words(), {}, LONGHAUL_DTENSOR_PEER);
+  const auto first_result = first.wait(), second_result = second.wait();
+  EXPECT_EQ(first_result.status, 1) << first_result.err;
+  EXPECT_EQ(second_result.status, 1) << second_result.err;
+  EXPECT_THAT(second_result.out,
+              HasSubstr(fmt::format("rank 1 has another job than rank 0: '{}' here, '{}' there",
+                                    here, there)));
+}
+
+TEST(TwoProcesses, OtherJobsAreRefused) {
+  const int port = free_port();
+  expect_refused({.what = "exchange", .rank = 0, .port = port, .job = "lr = 1\nseed = 2"},
+                 {.what = "exchange", .rank = 1, .port = port, .job = "lr = 1\nseed = 3"},
+                 "seed = 3", "seed = 2");
+  expect_refused({.what = "exchange", .rank = 0, .port = port, .job = "lr = 1"},
+                 {.what = "exchange", .rank = 1, .port = port, .job = ""}, "", "lr = 1");
+}
+
+TEST(TwoProcesses, AnotherNumberOfRanksIsRefused) {
+  const int port = free_port();
+  expect_refused({.what = "exchange", .rank = 0, .port = port},
+                 {.what = "exchange", .rank = 1, .port = port, .size = 3}, "ranks = 3",
+                 "ranks = 2");
 }
 
 TEST(TwoProcesses, OneThatNeverStartsIsMissed) {
