@@ -31,6 +31,7 @@ std::optional<nlohmann::json> parse_line(const std::string& line, const std::str
 // once.
 std::string kept_lines(const std::filesystem::path& path, int64_t last_step,
                        const std::string& step_key) {
+  if (last_step == 0) return "";
   std::string kept;
   int64_t newest = 0;
   std::ifstream in(path);
@@ -45,9 +46,17 @@ std::string kept_lines(const std::filesystem::path& path, int64_t last_step,
   return kept;
 }
 
+bool holds_a_step(const std::filesystem::path& path, const std::string& step_key) {
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    if (parse_line(line, step_key)) return true;
+  }
+  return false;
+}
+
 // A run that starts anew keeps what an earlier one left, under the next free name.
 void move_aside(const std::filesystem::path& path, const std::string& step_key) {
-  if (read_metrics(path, step_key).empty()) return;
+  if (!holds_a_step(path, step_key)) return;
   for (int i = 1;; ++i) {
     const std::filesystem::path other = fmt::format("{}.{}", path.string(), i);
     if (std::filesystem::exists(other)) continue;
@@ -164,8 +173,24 @@ StepLines::StepLines(const std::filesystem::path& path, int64_t last_step,
 }
 
 void StepLines::append(const nlohmann::ordered_json& object) {
+  out_.seekp(0, std::ios::end);
+  last_ = out_.tellp();
   out_ << object.dump() << '\n' << std::flush;
   if (!out_) fail_file("write", path_, errno);
+}
+
+void for_each_step(const std::filesystem::path& path,
+                   const std::function<void(const nlohmann::json&, int64_t)>& visit) {
+  std::ifstream in(path);
+  int64_t place = 0;
+  for (std::string line; std::getline(in, line); place += narrow<int64_t>(line.size()) + 1) {
+    if (const auto object = parse_line(line, "step")) visit(*object, place);
+  }
+}
+
+void StepLines::replace_last(const nlohmann::ordered_json& object) {
+  std::filesystem::resize_file(path_, narrow<uintmax_t>(last_));
+  append(object);
 }
 
 std::vector<nlohmann::json> read_metrics(const std::filesystem::path& path,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -68,7 +69,8 @@ struct StepMetrics {
   std::map<int64_t, std::vector<int64_t>> expert_load;  // by layer: tokens that chose each expert
   std::optional<MemoryByKind> memory;
   // Seconds by part: "data", "forward", "backward", "optimizer", "other" make the step; beside it,
-  // in any step, "validation" after it and "checkpoint", for which training stood still before it.
+  // in any step, "validation" after it and "checkpoint", for which training stood still before it
+  // (in a run's last step after it, too).
   std::map<std::string, double> seconds;
 };
 
@@ -95,13 +97,20 @@ class StepLines {
   StepLines(const std::filesystem::path& path, int64_t last_step,
             const std::string& step_key = "step");
   void append(const nlohmann::ordered_json& object);
+  // In place of the line that was appended last; there must be one.
+  void replace_last(const nlohmann::ordered_json& object);
 
  private:
   std::filesystem::path path_;
   std::ofstream out_;
+  std::streamoff last_ = 0;  // where the last line begins
 };
 
-// The objects of a metrics.jsonl, in order; lines that are torn or of another kind are left out.
+// Calls visit(object, place) with each object of a metrics.jsonl, in order, and the byte at which
+// its line begins; lines that are torn or of another kind are left out.
+void for_each_step(const std::filesystem::path& path,
+                   const std::function<void(const nlohmann::json&, int64_t)>& visit);
+// The same objects together, of a file that is small enough.
 std::vector<nlohmann::json> read_metrics(const std::filesystem::path& path,
                                          const std::string& step_key = "step");
 

@@ -91,10 +91,37 @@ TEST_F(Compare, RunsOfDifferentLengths) {
   EXPECT_THROW(compare({.steps = 3}), UserError);
 }
 
-TEST_F(Compare, AFigureThatOneRunLacks) {
-  write(2, [](auto& metrics) {
-    metrics.validation = ValidationResult{.loss = 3, .labels = 1, .bits_per_byte = {}};
+ValidationResult validated(double loss) {
+  return {.loss = loss, .labels = 1, .bits_per_byte = {}};
+}
+
+// As where the first of two runs ends with this step, and each validates at its end.
+TEST_F(Compare, AValidationThatOneRunLacksIsNoDifference) {
+  write(3, [](auto& metrics) {
+    if (metrics.step == 2) metrics.validation = validated(3);
   });
+  const auto found = compare();
+  EXPECT_TRUE(found.equal());
+  EXPECT_EQ(figure(found, "validation_loss").steps, 0);
+  EXPECT_THAT(to_table(found),
+              HasSubstr("validation_loss: only one run has it at 1 step, the first is 2\n"));
+}
+
+TEST_F(Compare, ValidationsOfBothRunsAreCompared) {
+  write(2, [](auto&) {});
+  std::vector<StepMetrics> a = {test::small_step(1), test::small_step(2)}, b = a;
+  a[0].validation = b[0].validation = validated(3);
+  a[1].validation = validated(2);
+  b[1].validation = validated(2.5);
+  test::write_run(folder_ / "a", a);
+  test::write_run(folder_ / "b", b);
+  EXPECT_EQ(figure(compare(), "validation_loss").steps, 2);
+  EXPECT_EQ(figure(compare(), "validation_loss").first_beyond, 2);
+}
+
+TEST_F(Compare, ALossThatOneRunLacksIsADifference) {
+  write(2, [](auto&) {});
+  test::spill(folder_ / "b/metrics.jsonl", "{\"step\":1}\n{\"step\":2}\n");
   EXPECT_FALSE(compare({.rtol = 1}).equal());
 }
 

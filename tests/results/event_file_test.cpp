@@ -62,5 +62,17 @@ TEST(EventFile, ALaterFileSortsAfterEarlierOnes) {
   EXPECT_LT(second.path().string(), third.path().string());
 }
 
+// One that was written while the clock ran ahead, and by another program.
+TEST(EventFile, ANewFileSortsAfterOneOfTheFuture) {
+  const test::TempFolder folder;
+  const auto future = folder / "tb/events.out.tfevents.9000000000.host.7.0";
+  fs::create_directories(folder / "tb");
+  test::spill(future, "");
+  test::spill(folder / "tb/events.out.tfevents.other", "");
+  const EventFile file(folder / "tb", 1);
+  EXPECT_GT(file.path().string(), future.string());
+  EXPECT_EQ(file.path().filename(), "events.out.tfevents.9000000001.longhaul");
+}
+
 }  // namespace
 }  // namespace longhaul::train

@@ -1,6 +1,8 @@
 // What the page is told of a run. How it looks is for eyes: docs/results.md has a picture.
 #include "longhaul/train/results/report.h"
 
+#include <algorithm>
+
 #include "longhaul/base/error.h"
 #include "tests/results/run_folder.h"
 
@@ -32,11 +34,14 @@ TEST_F(Report, CurvesOfARun) {
   EXPECT_EQ(found["name"], "run");
   EXPECT_EQ(found["steps"], 3);
   EXPECT_EQ(found["tokens"], 300);
-  EXPECT_EQ(found["figures"]["lm_loss"], json::parse("[[1, 4.5], [2, 4.0], [3, 3.5]]"));
-  EXPECT_EQ(found["by_layer"]["indexer_loss"]["01"][2], json::parse("[3, 0.35]"));
-  EXPECT_EQ(found["by_layer"]["indexer_recall"]["00"][0], json::parse("[1, 0.5]"));
-  EXPECT_EQ(found["seconds"]["backward"][0], json::parse("[1, 0.5]"));
-  EXPECT_EQ(found["memory"]["activations"][0], json::parse("[1, 4194304]"));
+  EXPECT_EQ(found["lines"], 3);
+  EXPECT_EQ(found["figures"]["lm_loss"],
+            json::parse(R"({"points": [[1, 4.5], [2, 4.0], [3, 3.5]], "count": 3, "last": 3.5,
+                            "mean": 4.0, "median": 4.0})"));
+  EXPECT_EQ(found["by_layer"]["indexer_loss"]["1"]["points"][2], json::parse("[3, 0.35]"));
+  EXPECT_EQ(found["by_layer"]["indexer_recall"]["0"]["points"][0], json::parse("[1, 0.5]"));
+  EXPECT_EQ(found["seconds"]["backward"]["points"][0], json::parse("[1, 0.5]"));
+  EXPECT_EQ(found["memory"]["activations"]["last"], 4194304);
 }
 
 TEST_F(Report, TheLoadIsInPercentOfTheMean) {
@@ -59,7 +64,7 @@ TEST_F(Report, WhatARunHasNot) {
   EXPECT_FALSE(found["figures"].contains("loss"));  // not finite
   EXPECT_EQ(found["skipped"], json::parse("[1]"));
   EXPECT_EQ(found["job"], "");
-  EXPECT_EQ(found["environment"], json::object());
+  EXPECT_EQ(found["starts"], json::array());
 }
 
 TEST_F(Report, ALongRunIsThinnedAndKeepsItsSpikes) {
@@ -75,8 +80,8 @@ TEST_F(Report, ALongRunIsThinnedAndKeepsItsSpikes) {
   }
   test::write_run(folder_ / "run", steps);
   const json found = data();
-  const json& curve = found["figures"]["lm_loss"];
-  EXPECT_LE(curve.size(), 2000u);
+  const json& curve = found["figures"]["lm_loss"]["points"];
+  EXPECT_LE(curve.size(), 2002u);
   EXPECT_GE(curve.size(), 1000u);
   EXPECT_EQ(curve.front()[0], 1);
   EXPECT_EQ(curve.back()[0], 20'000);
@@ -94,11 +99,61 @@ TEST_F(Report, ALongRunIsThinnedAndKeepsItsSpikes) {
   EXPECT_EQ(frames.back()["step"], 20'000);
 }
 
+// Noise with a heavy tail: the extremes of each stretch say little of what lies between.
+TEST_F(Report, FiguresOfALongRunAreThoseOfAllItsSteps) {
+  constexpr int64_t kSteps = 20'000;
+  std::vector<StepMetrics> steps;
+  std::vector<double> values;
+  uint32_t state = 1;
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    state = state * 1664525 + 1013904223;
+    const double noise = static_cast<double>(state >> 8) / (1 << 24);
+    StepMetrics metrics;
+    metrics.step = step;
+    metrics.lm_loss = metrics.tokens_per_second = 3 + std::pow(noise, 8);
+    if (step % 4000 == 0) metrics.seconds["checkpoint"] = 2;
+    values.push_back(metrics.lm_loss);
+    steps.push_back(metrics);
+  }
+  test::write_run(folder_ / "run", steps);
+  const json found = data();
+  const json& curve = found["figures"]["lm_loss"];
+  double sum = 0;
+  for (const double value : values) sum += value;
+  EXPECT_EQ(curve["count"], kSteps);
+  EXPECT_EQ(curve["last"], values.back());
+  EXPECT_NEAR(curve["mean"].get<double>(), sum / kSteps, 1e-12);
+  EXPECT_EQ(curve["points"].front(), json({1, values.front()}));
+  EXPECT_EQ(curve["points"].back(), json({kSteps, values.back()}));
+  std::sort(values.begin(), values.end());
+  EXPECT_EQ(found["figures"]["tokens_per_second"]["median"], values[kSteps / 2]);
+  EXPECT_EQ(found["seconds"]["checkpoint"]["count"], 5);
+  // What smoothing starts from averages to the curve's own mean; the extremes do not.
+  ASSERT_EQ(curve["means"].size(), 1000u);
+  double of_means = 0, of_points = 0;
+  for (const auto& [step, value] : curve["means"].get<std::vector<std::pair<int64_t, double>>>()) {
+    of_means += value / 1000;
+  }
+  for (const auto& point : curve["points"]) {
+    of_points += point[1].get<double>() / static_cast<double>(curve["points"].size());
+  }
+  EXPECT_NEAR(of_means, sum / kSteps, 1e-9);
+  EXPECT_GT(of_points, sum / kSteps + 0.1);
+}
+
+TEST_F(Report, LayersFromAHundredOn) {
+  StepMetrics metrics;
+  metrics.step = 1;
+  metrics.indexer_loss_per_layer.assign(102, 0.5);
+  test::write_run(folder_ / "run", {metrics});
+  EXPECT_EQ(data()["by_layer"]["indexer_loss"]["101"]["last"], 0.5);
+}
+
 TEST_F(Report, OnePageWithoutANetwork) {
   write(2, "a");
   write(3, "b/a");
   test::spill(folder_ / "a/job.toml", "[job]\ndescription = \"</script><b>\"\n");
-  test::spill(folder_ / "a/environment.json", R"({"cpu": "one of these"})");
+  test::spill(folder_ / "a/environment.json", R"({"starts": [{"cpu": "one of these"}]})");
   const std::string page = report_page({folder_ / "a", folder_ / "b/a"});
   EXPECT_THAT(page, ::testing::StartsWith("<!doctype html>"));
   for (const char* part : {"one of these", "prefers-color-scheme", "@media print", "viewport",

@@ -92,6 +92,31 @@ TEST(StepWriter, ARunThatGoesOnCutsBackWhatItRepeats) {
   EXPECT_EQ(history[0]["_timestamp"], 1.75e9 + 1);
 }
 
+TEST(StepWriter, TheLastSaveStandsInTheLastLine) {
+  const test::TempFolder folder;
+  const auto config =
+      job_in(folder / "run", {"--metrics.enable_wandb", "--metrics.enable_tensorboard"});
+  write_steps(config, 1, 2);
+  {
+    StepWriter writer(config, {.metrics_file = "metrics.jsonl", .last_step = 2});
+    auto metrics = test::small_step(3);
+    writer.append(metrics);
+    metrics.seconds["checkpoint"] = 7;
+    writer.add_last_save(metrics);
+    writer.append(test::small_step(4));
+  }
+  const auto lines = read_metrics(folder / "run/metrics.jsonl");
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_FALSE(lines[1]["seconds"].contains("checkpoint"));
+  EXPECT_EQ(lines[2]["seconds"]["checkpoint"], 7);
+  EXPECT_EQ(lines[2]["seconds"]["forward"], 0.25);
+  EXPECT_EQ(lines[3]["step"], 4);
+  const auto history = read_metrics(folder / "run/wandb-history.jsonl", "_step");
+  ASSERT_EQ(history.size(), 4u);
+  EXPECT_EQ(history[2]["seconds/checkpoint"], 7);
+  EXPECT_EQ(count_of("seconds/checkpoint", events_in(folder / "run/tb")), 1);
+}
+
 TEST(StepWriter, ALaterRankHasAFolderOfItsOwn) {
   const test::TempFolder folder;
   const auto config =

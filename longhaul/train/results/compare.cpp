@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <string_view>
 
 #include "longhaul/base/error.h"
 #include "longhaul/train/metrics.h"
@@ -15,18 +17,33 @@ namespace longhaul::train {
 namespace {
 
 using nlohmann::json;
-using Steps = std::map<int64_t, json>;
 
 constexpr const char* kFigures[] = {"loss",         "lm_loss",      "mtp_loss",
                                     "indexer_loss", "balance_loss", "z_loss",
                                     "grad_norm",    "lr",           "validation_loss"};
+constexpr size_t kNumFigures = std::size(kFigures);
+constexpr std::string_view kSometimes = "validation_loss";  // when is the job's choice
+
+// In the order of kFigures.
+using Line = std::array<std::optional<double>, kNumFigures>;
+using Steps = std::map<int64_t, Line>;
+
+Line line_of(const json& object) {
+  Line line;
+  for (size_t i = 0; i < kNumFigures; ++i) {
+    if (object.contains(kFigures[i])) line[i] = number_from(object[kFigures[i]]);
+  }
+  return line;
+}
 
 Steps steps_of(const std::filesystem::path& folder, const CompareOptions& options) {
   Steps steps;
-  for (auto& object : read_run(folder).steps) {
+  const auto metrics = read_run(folder).metrics;
+  for_each_step(metrics, [&](const json& object, int64_t) {
     const auto step = object.at("step").get<int64_t>();
-    if (options.steps == 0 || step <= options.steps) steps[step] = std::move(object);
-  }
+    if (options.steps == 0 || step <= options.steps) steps[step] = line_of(object);
+  });
+  if (steps.empty()) fail_user("'{}' holds no step yet", metrics.string());
   if (options.steps > 0 && static_cast<int64_t>(steps.size()) != options.steps) {
     fail_user("'{}' has {} of the first {} steps; compare fewer (--steps), or let the run go on",
               folder.string(), steps.size(), options.steps);
@@ -46,18 +63,19 @@ double relative(double difference, double a, double b) {
   return difference / std::max(std::abs(a), std::abs(b));
 }
 
-// A figure that only one of two lines has differs, too.
-double figure(const json& line, const char* name) {
-  return line.contains(name) ? number_from(line[name]) : std::numeric_limits<double>::quiet_NaN();
-}
-
-FigureDifference compare_figure(const char* name, const Steps& a, const Steps& b, double rtol) {
+FigureDifference compare_figure(size_t i, const Steps& a, const Steps& b, double rtol) {
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
   FigureDifference found;
-  found.name = name;
+  found.name = kFigures[i];
   for (const auto& [step, line] : a) {
     const auto other = b.find(step);
-    if (other == b.end() || (!line.contains(name) && !other->second.contains(name))) continue;
-    const double x = figure(line, name), y = figure(other->second, name);
+    if (other == b.end() || (!line[i] && !other->second[i])) continue;
+    if (line[i].has_value() != other->second[i].has_value()) {
+      found.only_in_one.push_back(step);
+      if (found.name == kSometimes) continue;
+    }
+    // A figure that only one of two lines has differs.
+    const double x = line[i].value_or(kNone), y = other->second[i].value_or(kNone);
     const double distance = difference(x, y), share = relative(distance, x, y);
     found.steps += 1;
     found.largest = std::max(found.largest, distance);
@@ -91,9 +109,9 @@ Comparison compare_runs(const std::filesystem::path& a, const std::filesystem::p
   const Steps of_a = steps_of(a, options), of_b = steps_of(b, options);
   Comparison comparison{
       .figures = {}, .only_in_a = missing_in(of_b, of_a), .only_in_b = missing_in(of_a, of_b)};
-  for (const char* name : kFigures) {
-    const auto found = compare_figure(name, of_a, of_b, options.rtol);
-    if (found.steps > 0) comparison.figures.push_back(found);
+  for (size_t i = 0; i < kNumFigures; ++i) {
+    const auto found = compare_figure(i, of_a, of_b, options.rtol);
+    if (found.steps > 0 || !found.only_in_one.empty()) comparison.figures.push_back(found);
   }
   return comparison;
 }
@@ -106,6 +124,12 @@ std::string to_table(const Comparison& comparison) {
                         one.largest, one.largest_relative,
                         one.largest_step == 0 ? "-" : std::to_string(one.largest_step),
                         one.first_beyond ? std::to_string(*one.first_beyond) : "-");
+  }
+  for (const auto& one : comparison.figures) {
+    if (one.only_in_one.empty()) continue;
+    text += fmt::format("{}: only one run has it at {} step{}, the first is {}\n", one.name,
+                        one.only_in_one.size(), one.only_in_one.size() == 1 ? "" : "s",
+                        one.only_in_one.front());
   }
   return text;
 }

@@ -18,11 +18,14 @@ struct CompareOptions {
 // One figure over all steps.
 struct FigureDifference {
   std::string name;                     // "lm_loss"
-  int64_t steps = 0;                    // in which both have it
+  int64_t steps = 0;                    // that were compared
   double largest = 0;                   // |a - b|; infinite where only one of them is a number
   double largest_relative = 0;          // the same over max(|a|, |b|)
   int64_t largest_step = 0;             // of the relative one; 0 if all are equal
   std::optional<int64_t> first_beyond;  // the first step beyond the tolerance
+  // Steps at which only one run has it. That differs, but for the validation loss, which runs may
+  // take at steps of their own: it is compared where both have it.
+  std::vector<int64_t> only_in_one = {};
 };
 
 struct Comparison {

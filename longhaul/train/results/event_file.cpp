@@ -2,15 +2,23 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <chrono>
+#include <charconv>
 
+#include "longhaul/base/clock.h"
 #include "longhaul/base/file.h"
 
 namespace longhaul::train {
 namespace {
+
+std::string little_endian(uint64_t value, int bytes) {
+  std::string text;
+  for (int i = 0; i < bytes; ++i) text += static_cast<char>(value >> 8 * i);
+  return text;
+}
 
 // A protobuf message under construction: a tag (field number and wire type) before each value.
 class Message {
@@ -22,12 +30,12 @@ class Message {
   }
   Message& fixed64(int field, double value) {
     raw(static_cast<uint64_t>(field) << 3 | 1);
-    little_endian(std::bit_cast<uint64_t>(value), 8);
+    text_ += little_endian(std::bit_cast<uint64_t>(value), 8);
     return *this;
   }
   Message& fixed32(int field, float value) {
     raw(static_cast<uint64_t>(field) << 3 | 5);
-    little_endian(std::bit_cast<uint32_t>(value), 4);
+    text_ += little_endian(std::bit_cast<uint32_t>(value), 4);
     return *this;
   }
   // A string, or a message within this one.
@@ -43,9 +51,6 @@ class Message {
   void raw(uint64_t value) {
     for (; value >= 0x80; value >>= 7) text_ += static_cast<char>(value | 0x80);
     text_ += static_cast<char>(value);
-  }
-  void little_endian(uint64_t value, int bytes) {
-    for (int i = 0; i < bytes; ++i) text_ += static_cast<char>(value >> 8 * i);
   }
 
   std::string text_;
@@ -117,22 +122,24 @@ constexpr std::array<uint32_t, 256> crc_table() {
   return table;
 }
 
-std::string little_endian(uint64_t value, int bytes) {
-  std::string text;
-  for (int i = 0; i < bytes; ++i) text += static_cast<char>(value >> 8 * i);
-  return text;
+constexpr std::string_view kPrefix = "events.out.tfevents.";
+
+// The second in the name of an event file, whoever wrote it; 0 for other files.
+int64_t second_of(const std::string& name) {
+  if (!name.starts_with(kPrefix)) return 0;
+  int64_t second = 0;
+  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), second);
+  return second;
 }
 
-double unix_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-// TensorBoard reads a folder's files in the order of their names.
+// TensorBoard reads a folder's files in the order of their names, so a clock that was set back must
+// not put this one before older ones.
 std::filesystem::path next_path(const std::filesystem::path& folder) {
-  for (auto second = static_cast<int64_t>(unix_time());; ++second) {
-    const auto path = folder / fmt::format("events.out.tfevents.{:010}.longhaul", second);
-    if (!std::filesystem::exists(path)) return path;
+  auto second = static_cast<int64_t>(seconds_since_1970());
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    second = std::max(second, second_of(entry.path().filename().string()) + 1);
   }
+  return folder / fmt::format("{}{:010}.longhaul", kPrefix, second);
 }
 
 }  // namespace
@@ -154,11 +161,11 @@ EventFile::EventFile(const std::filesystem::path& folder, int64_t first_step) {
   out_.open(path_, std::ios::binary);
   if (!out_) fail_file("open", path_, errno);
   append(Message()
-             .fixed64(event::kWallTime, unix_time())
+             .fixed64(event::kWallTime, seconds_since_1970())
              .bytes(event::kFileVersion, "brain.Event:2")
              .text());
   const std::string start = Message().varint(session::kStatus, session::kStart).text();
-  append(new_event(first_step, unix_time()).bytes(event::kSessionLog, start).text());
+  append(new_event(first_step, seconds_since_1970()).bytes(event::kSessionLog, start).text());
 }
 
 void EventFile::add_scalars(int64_t step, double time, const Scalars& scalars) {

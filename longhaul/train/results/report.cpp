@@ -3,12 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <map>
-#include <numeric>
 
 #include "longhaul/base/error.h"
 #include "longhaul/train/metrics.h"
+#include "longhaul/train/results/curves.h"
+#include "longhaul/train/results/expert_load.h"
 #include "longhaul/train/results/report_assets.h"
 
 namespace longhaul::train {
@@ -16,40 +15,6 @@ namespace {
 
 using nlohmann::json;
 using nlohmann::ordered_json;
-using Points = std::vector<std::pair<int64_t, double>>;
-
-// Of each stretch of points the least and the most, in their order: what is left out lies between.
-Points thinned(const Points& points) {
-  constexpr size_t kStretches = 1000;
-  if (points.size() <= 2 * kStretches) return points;
-  Points kept;
-  for (size_t i = 0; i < kStretches; ++i) {
-    const auto at = [&](size_t part) {
-      return points.begin() + static_cast<std::ptrdiff_t>(part * points.size() / kStretches);
-    };
-    const auto [least, most] = std::minmax_element(
-        at(i), at(i + 1), [](const auto& a, const auto& b) { return a.second < b.second; });
-    kept.push_back(*std::min(least, most));
-    if (least != most) kept.push_back(*std::max(least, most));
-  }
-  return kept;
-}
-
-class Curves {
- public:
-  void add(const std::string& name, int64_t step, const json& value) {
-    const double number = number_from(value);
-    if (std::isfinite(number)) points_[name].emplace_back(step, number);
-  }
-  ordered_json take() const {
-    ordered_json object = ordered_json::object();
-    for (const auto& [name, points] : points_) object[name] = thinned(points);
-    return object;
-  }
-
- private:
-  std::map<std::string, Points> points_;
-};
 
 constexpr const char* kFigures[] = {
     "loss",           "lm_loss", "mtp_loss",          "indexer_loss",
@@ -63,63 +28,36 @@ void add_numbers(const json& line, const char* key, int64_t step, Curves& curves
 }
 
 // Arrays have a value a layer.
-Curves by_layer(const std::vector<json>& steps, const char* key) {
-  Curves curves;
-  for (const auto& line : steps) {
-    if (!line.contains(key) || !line[key].is_array()) continue;
-    for (size_t layer = 0; layer < line[key].size(); ++layer) {
-      // Two digits at least, so that the names sort as the numbers do.
-      curves.add(fmt::format("{:02}", layer), line["step"].get<int64_t>(), line[key][layer]);
+void add_by_layer(const json& line, const char* key, int64_t step, Curves& curves) {
+  if (!line.contains(key) || !line[key].is_array()) return;
+  for (size_t layer = 0; layer < line[key].size(); ++layer) {
+    curves.add(std::to_string(layer), step, line[key][layer]);
+  }
+}
+
+// What is gathered over the lines of a metrics.jsonl.
+struct Gathered {
+  int64_t lines = 0, last_step = 0, tokens = 0;
+  std::vector<int64_t> skipped, lines_with_load;
+  Curves figures, seconds, memory, indexer_loss, indexer_recall;
+
+  void add(const json& line, int64_t place) {
+    const auto step = line.at("step").get<int64_t>();
+    lines += 1;
+    last_step = step;
+    tokens = line.value("tokens", int64_t{0});
+    for (const char* key : kFigures) {
+      if (line.contains(key)) figures.add(key, step, line[key]);
     }
+    add_numbers(line, "seconds", step, seconds);
+    add_numbers(line, "memory", step, memory);
+    if (line.contains("memory_peak_bytes")) memory.add("peak", step, line["memory_peak_bytes"]);
+    add_by_layer(line, "indexer_loss_per_layer", step, indexer_loss);
+    add_by_layer(line, "indexer_recall_per_layer", step, indexer_recall);
+    if (line.contains("skipped")) skipped.push_back(step);
+    if (line.contains("expert_load")) lines_with_load.push_back(place);
   }
-  return curves;
-}
-
-// Each expert's load in percent of the mean of its layer.
-std::vector<int64_t> load_in_percent(const json& by_layer, const std::vector<std::string>& layers) {
-  std::vector<int64_t> percent;
-  for (const auto& layer : layers) {
-    const auto load = by_layer.at(layer).get<std::vector<double>>();
-    const double sum = std::accumulate(load.begin(), load.end(), 0.0);
-    const double scale = sum > 0 ? 100 * static_cast<double>(load.size()) / sum : 0;
-    for (const double tokens : load) percent.push_back(std::llround(scale * tokens));
-  }
-  return percent;
-}
-
-// The layers of an expert_load object, by number.
-std::vector<std::string> layers_of(const json& load) {
-  std::vector<std::string> layers;
-  for (const auto& [layer, counts] : load.items()) layers.push_back(layer);
-  std::sort(layers.begin(), layers.end(),
-            [](const auto& a, const auto& b) { return std::stoll(a) < std::stoll(b); });
-  return layers;
-}
-
-// As many steps of it as keep the page small.
-ordered_json expert_load(const std::vector<json>& steps) {
-  constexpr size_t kMostCells = 400'000, kMostFrames = 60;
-  std::vector<const json*> lines;
-  for (const auto& line : steps) {
-    if (line.contains("expert_load")) lines.push_back(&line);
-  }
-  if (lines.empty()) return nullptr;
-  const auto layers = layers_of(lines.back()->at("expert_load"));
-  const size_t experts = lines.back()->at("expert_load").at(layers.front()).size();
-  const size_t cells = std::max<size_t>(layers.size() * experts, 1);
-  const size_t most = std::clamp<size_t>(kMostCells / cells, 2, kMostFrames);
-  const size_t frames = std::min(lines.size(), most);
-  ordered_json object = {
-      {"layers", layers}, {"experts", experts}, {"frames", ordered_json::array()}};
-  for (size_t i = 0; i < frames; ++i) {
-    const size_t at = frames == 1 ? 0 : i * (lines.size() - 1) / (frames - 1);
-    const json& line = *lines[at];
-    if (layers_of(line["expert_load"]) != layers) continue;  // of another model
-    object["frames"].push_back(
-        {{"step", line["step"]}, {"percent", load_in_percent(line["expert_load"], layers)}});
-  }
-  return object;
-}
+};
 
 // Inside of a script element, where "</" would end it.
 std::string safe_json(const ordered_json& value) {
@@ -131,32 +69,23 @@ std::string safe_json(const ordered_json& value) {
 }  // namespace
 
 ordered_json report_data(const RunFiles& run) {
-  Curves figures, seconds, memory;
-  std::vector<int64_t> skipped;
-  for (const auto& line : run.steps) {
-    const auto step = line.at("step").get<int64_t>();
-    for (const char* key : kFigures) {
-      if (line.contains(key)) figures.add(key, step, line[key]);
-    }
-    add_numbers(line, "seconds", step, seconds);
-    add_numbers(line, "memory", step, memory);
-    if (line.contains("memory_peak_bytes")) memory.add("peak", step, line["memory_peak_bytes"]);
-    if (line.contains("skipped")) skipped.push_back(step);
-  }
-  const json& last = run.steps.back();
+  Gathered all;
+  for_each_step(run.metrics, [&](const json& line, int64_t place) { all.add(line, place); });
+  if (all.lines == 0) fail_user("'{}' holds no step yet", run.metrics.string());
   return {{"name", run.name},
           {"job", run.job},
-          {"environment", run.environment},
-          {"steps", last["step"]},
-          {"tokens", last.contains("tokens") ? last["tokens"] : json(0)},
-          {"skipped", skipped},
-          {"figures", figures.take()},
+          {"starts", run.starts},
+          {"lines", all.lines},
+          {"steps", all.last_step},
+          {"tokens", all.tokens},
+          {"skipped", all.skipped},
+          {"figures", all.figures.to_json()},
           {"by_layer",
-           {{"indexer_loss", by_layer(run.steps, "indexer_loss_per_layer").take()},
-            {"indexer_recall", by_layer(run.steps, "indexer_recall_per_layer").take()}}},
-          {"seconds", seconds.take()},
-          {"memory", memory.take()},
-          {"expert_load", expert_load(run.steps)}};
+           {{"indexer_loss", all.indexer_loss.to_json()},
+            {"indexer_recall", all.indexer_recall.to_json()}}},
+          {"seconds", all.seconds.to_json()},
+          {"memory", all.memory.to_json()},
+          {"expert_load", expert_load(run.metrics, all.lines_with_load)}};
 }
 
 std::string report_page(const std::vector<std::filesystem::path>& folders) {

@@ -16,14 +16,13 @@ namespace longhaul::train {
 // UserError if a folder is no run.
 std::string report_page(const std::vector<std::filesystem::path>& runs);
 
-// What the page draws of a run. Curves are [[step, value], ...] of finite values, at most about
-// 2000 points, with the extremes of what is left out:
-//   name, job, environment, steps, tokens, skipped: [step, ...]
+// What the page draws of a run; curves are those of results/curves.h. UserError if it has no step.
+//   name, job, starts: as in RunFiles
+//   lines: of the metrics; steps: the last one; tokens; skipped: [step, ...]
 //   figures:  {"lm_loss": curve, ...}
 //   by_layer: {"indexer_loss": {"0": curve, ...}, "indexer_recall": {...}}
 //   seconds:  {"forward": curve, ...},  memory: {"weights": curve, ...} in bytes
-//   expert_load: {layers: [...], experts: E, frames: [{step, percent: [of the mean, by layer and
-//                 expert]}, ...]}, or null
+//   expert_load: see results/expert_load.h
 nlohmann::ordered_json report_data(const RunFiles& run);
 
 }  // namespace longhaul::train

@@ -1,7 +1,8 @@
 #include "longhaul/train/results/run_files.h"
 
 #include "longhaul/base/file.h"
-#include "longhaul/train/metrics.h"
+#include "longhaul/base/error.h"
+#include "longhaul/train/results/starts.h"
 
 namespace longhaul::train {
 namespace {
@@ -27,15 +28,10 @@ RunFiles read_run(const fs::path& folder) {
         "run",
         folder.string());
   }
-  RunFiles run{.name = name_of(folder),
-               .steps = read_metrics(metrics),
+  return {.name = name_of(folder),
+               .metrics = metrics,
                .job = read_if_there(folder / "job.toml"),
-               .environment = nlohmann::ordered_json::object()};
-  if (run.steps.empty()) fail_user("'{}' holds no step yet", metrics.string());
-  const auto environment = nlohmann::ordered_json::parse(read_if_there(folder / "environment.json"),
-                                                         nullptr, /*allow_exceptions=*/false);
-  if (environment.is_object()) run.environment = environment;
-  return run;
+               .starts = read_starts(folder / "environment.json")};
 }
 
 }  // namespace longhaul::train

@@ -4,18 +4,17 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <vector>
 
 namespace longhaul::train {
 
 struct RunFiles {
-  std::string name;                    // of the folder
-  std::vector<nlohmann::json> steps;   // of metrics.jsonl, in order
-  std::string job;                     // job.toml; empty if it is not there
-  nlohmann::ordered_json environment;  // environment.json; an empty object if it is not there
+  std::string name;                // of the folder
+  std::filesystem::path metrics;   // metrics.jsonl, which is there; for_each_step() reads it
+  std::string job;                 // job.toml; empty if it is not there
+  nlohmann::ordered_json starts;   // of environment.json; an empty array if it is not there
 };
 
-// UserError if the folder or its metrics.jsonl is missing or holds no step.
+// UserError if the folder or its metrics.jsonl is missing.
 RunFiles read_run(const std::filesystem::path& folder);
 
 }  // namespace longhaul::train

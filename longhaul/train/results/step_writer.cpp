@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <cmath>
 
+#include "longhaul/base/clock.h"
 #include "longhaul/config/write.h"
 #include "longhaul/train/results/scalars.h"
 
@@ -18,8 +18,7 @@ EventFile open_events(const JobConfig& config, const StepWriterOptions& options)
   fs::path folder = fs::path(config.job.dump_folder) / config.metrics.save_tb_folder;
   if (options.rank > 0) folder /= fmt::format("rank_{}", options.rank);
   EventFile events(folder, options.last_step + 1);
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  events.add_text(options.last_step, std::chrono::duration<double>(now).count(), "job",
+  events.add_text(options.last_step, seconds_since_1970(), "job",
                   "```toml\n" + to_toml(config) + "```\n");
   return events;
 }
@@ -57,6 +56,14 @@ void StepWriter::append(const StepMetrics& metrics) {
   if (events_ && worth_an_event) {
     events_->add_scalars(metrics.step, metrics.time, scalars_of(metrics));
   }
+}
+
+void StepWriter::add_last_save(const StepMetrics& metrics) {
+  metrics_.replace_last(to_json(metrics));
+  if (wandb_) wandb_->replace_last(wandb_line(metrics));
+  if (!events_) return;
+  events_->add_scalars(metrics.step, seconds_since_1970(),
+                       {{"seconds/checkpoint", metrics.seconds.at("checkpoint")}});
 }
 
 }  // namespace longhaul::train

@@ -1,6 +1,7 @@
 // Writes each step's figures wherever the job wants them: metrics.jsonl always, TensorBoard events
-// with metrics.enable_tensorboard, wandb-history.jsonl with metrics.enable_wandb. All are cut back
-// to the step that a run goes on from. Called by the run, on each rank that writes.
+// with metrics.enable_tensorboard, wandb-history.jsonl with metrics.enable_wandb. The .jsonl files
+// are cut back to the step that a run goes on from; a start adds an event file, which says from
+// which step on the older ones count as undone. Called by the run, on each rank that writes.
 #pragma once
 
 #include <filesystem>
@@ -26,6 +27,8 @@ class StepWriter {
   StepWriter(const JobConfig& config, const StepWriterOptions& options);
   // FileError if the disk is full.
   void append(const StepMetrics& metrics);
+  // The same step again, which has learnt the seconds of "checkpoint" since.
+  void add_last_save(const StepMetrics& metrics);
 
  private:
   const JobConfig& config_;

@@ -31,10 +31,10 @@ function nearest_point(points, x) {
 }
 
 class LineChart {
-  // series: [{name, color, dash, points: [[step, value], ...], dots}]; options: {title, note, log, wide, text}
-  // where `text` turns a value into words and `log` forces the scale.
+  // series: [{name, color, dash, curve, dots}] with the curves of the data, which may be undefined;
+  // options: {title, note, log, wide, text} where `text` turns a value into words and `log` forces the scale.
   constructor(series, options) {
-    this.series = series.filter((one) => one.points.length > 0).map((one) => ({...one, shown: true}));
+    this.series = series.filter((one) => one.curve).map((one) => ({...one, shown: true}));
     this.options = options;
     this.text = options.text || short_number;
     this.figure = html("figure", options.wide ? {class: "wide"} : {}, html("h3", {}, options.title));
@@ -67,9 +67,12 @@ class LineChart {
     this.settings = settings;
     const log = this.options.log ?? settings.log;
     this.curves = this.series.filter((one) => one.shown).map((one) => {
-      const raw = log ? one.points.filter(([, y]) => y > 0) : one.points;
-      return {...one, raw, smooth: one.dots || settings.smoothing === 0 ? raw : smoothed(raw, settings.smoothing)};
-    }).filter((one) => one.raw.length > 0);
+      const drawable = (points) => (log ? points.filter(([, y]) => y > 0) : points);
+      const raw = drawable(one.curve.points);
+      // The points of a long run are its extremes, which would not average to it.
+      return {...one, raw, smooth: one.dots || settings.smoothing === 0 ? raw
+                                   : smoothed(drawable(one.curve.means || one.curve.points), settings.smoothing)};
+    }).filter((one) => one.smooth.length > 0);
     const width = Math.max(this.place.clientWidth || this.width || 380, 200), height = this.options.wide ? 300 : 220;
     this.width = width;
     const svg = svg_element("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": this.options.title});

@@ -9,19 +9,7 @@ const settings = {smoothing: 0, log: false};
 
 const run_color = (i) => `var(--run-${i % kRunColors})`;
 const run_dash = (i) => kDashes[Math.floor(i / kRunColors) % kDashes.length];
-const curve_of = (run, figure) => run.figures[figure] || [];
-const last_of = (points) => (points && points.length > 0 ? points.at(-1)[1] : undefined);
 const layer_color = (i, count) => `hsl(${Math.round(265 - 235 * (count > 1 ? i / (count - 1) : 0))} 65% var(--layer-lightness))`;
-
-function median(points) {
-  if (!points || points.length === 0) return undefined;
-  const values = points.map(([, y]) => y).sort((a, b) => a - b);
-  return values[values.length >> 1];
-}
-
-function mean(points) {
-  return points.reduce((sum, [, y]) => sum + y, 0) / points.length;
-}
 
 function section(title, note) {
   page.append(html("h2", {}, title));
@@ -56,20 +44,20 @@ function add_chart(place, series, options) {
 function add_figure(place, figure, options, others = []) {
   const several = runs.length > 1;
   const series = runs.flatMap((run, i) => [
-    {name: several ? run.name : options.curve || options.title, color: run_color(i), dash: run_dash(i), points: curve_of(run, figure)},
+    {name: several ? run.name : options.curve || options.title, color: run_color(i), dash: run_dash(i), curve: run.figures[figure]},
     ...others.map(({figure: other, name, color}) => ({name: several ? `${run.name}, ${name}` : name, dots: true, dash: several ? "3 3" : "",
-      color: several ? run_color(i) : color, points: curve_of(run, other)})),
+      color: several ? run_color(i) : color, curve: run.figures[other]})),
   ]);
-  if (options.off_at_zero && series.every((one) => one.points.every(([, y]) => y === 0))) return;
+  if (options.off_at_zero && series.every((one) => !one.curve || one.curve.points.every(([, y]) => y === 0))) return;
   add_chart(place, series, options);
 }
 
 // One curve a layer; of several runs each has its own dashes.
 function add_by_layer(place, what, options) {
-  const layers = Object.keys(runs.reduce((all, run) => ({...all, ...run.by_layer[what]}), {})).sort();
+  const layers = Object.keys(runs.reduce((all, run) => ({...all, ...run.by_layer[what]}), {})).sort((a, b) => a - b);
   const series = runs.flatMap((run, i) => layers.map((layer, k) => ({
-    name: (runs.length > 1 ? `${run.name}, ` : "") + `layer ${Number(layer)}`, color: layer_color(k, layers.length),
-    dash: kDashes[i % kDashes.length], points: run.by_layer[what][layer] || []})));
+    name: (runs.length > 1 ? `${run.name}, ` : "") + `layer ${layer}`, color: layer_color(k, layers.length),
+    dash: kDashes[i % kDashes.length], curve: run.by_layer[what][layer]})));
   add_chart(place, series, {...options, wide: true});
 }
 
@@ -78,9 +66,9 @@ function header() {
   page.append(html("h1", {}, "Training report"));
   page.append(table(["run", "steps", "tokens", "lm loss", "validation", "tokens/s", "MFU", "peak memory", "skipped"], runs.map((run, i) => {
     const number = (value, text = short_number) => (value === undefined ? "-" : text(value));
-    return [run_label(run, i), run.steps.toLocaleString("en"), run.tokens.toLocaleString("en"), number(last_of(run.figures.lm_loss)),
-            number(last_of(run.figures.validation_loss)), number(median(run.figures.tokens_per_second)),
-            number(median(run.figures.mfu), (share) => `${(100 * share).toFixed(1)}%`), number(last_of(run.memory.peak), bytes_text),
+    return [run_label(run, i), run.steps.toLocaleString("en"), run.tokens.toLocaleString("en"), number(run.figures.lm_loss?.last),
+            number(run.figures.validation_loss?.last), number(run.figures.tokens_per_second?.median),
+            number(run.figures.mfu?.median, (share) => `${(100 * share).toFixed(1)}%`), number(run.memory.peak?.last, bytes_text),
             run.skipped.length];
   })));
   page.append(html("p", {class: "soft"}, "Losses are those of the last step; tokens/s and MFU the medians."));
@@ -157,17 +145,18 @@ function bars(title, note, kinds, parts_of, text) {
 function memory_and_time() {
   const kinds = ["weights", "gradients", "optimizer", "activations"];
   bars("Memory", "Bytes of one rank. Activations: the most that tensors held at once beyond the other three.",
-       kinds, (run) => kinds.map((kind) => last_of(run.memory[kind]) ?? 0), bytes_text);
+       kinds, (run) => kinds.map((kind) => run.memory[kind]?.last ?? 0), bytes_text);
   const parts = ["data", "forward", "backward", "optimizer", "other", "validation", "checkpoint"];
   // Validation and checkpoints do not come with each step: their share of one.
   const per_step = (run, part) => {
-    const points = run.seconds[part];
-    if (!points) return 0;
+    const curve = run.seconds[part];
+    if (!curve) return 0;
     const rare = part === "validation" || part === "checkpoint";
-    return mean(points) * (rare ? points.length / run.steps : 1);
+    return curve.mean * (rare ? curve.count / run.lines : 1);
   };
   bars("Time of a step", "Means over the steps that were measured; validation and checkpoints spread over all steps. " +
-       "Waiting for other ranks lies within forward and backward.", parts, (run) => parts.map((part) => per_step(run, part)), seconds_text);
+       "Waiting for other ranks may lie in any part: counts of tokens are summed in data, gradients in " +
+       "backward, their norm in optimizer.", parts, (run) => parts.map((part) => per_step(run, part)), seconds_text);
 }
 
 // {"section.key": value} of a resolved job.
@@ -195,13 +184,24 @@ function configuration() {
   }
 }
 
+// The starts of a run that changed what it ran on: [{name, facts}].
+function environments_of(run) {
+  const found = [];
+  for (const {first_step, time, ...facts} of run.starts) {
+    if (JSON.stringify(found.at(-1)?.facts) === JSON.stringify(facts)) continue;
+    found.push({name: found.length === 0 ? run.name : `${run.name}, from step ${first_step}`, facts});
+  }
+  return found;
+}
+
 function environment() {
-  const keys = [...new Set(runs.flatMap((run) => Object.keys(run.environment)))];
+  const all = runs.flatMap(environments_of), keys = [...new Set(all.flatMap(({facts}) => Object.keys(facts)))];
   if (keys.length === 0) return;
   section("Environment");
-  const text = (key, value) => (key === "memory_bytes" && value !== undefined ? bytes_text(value) : value);
-  page.append(table(["", ...runs.map((run) => run.name)], keys.map((key) =>
-    [key.replace("_bytes", "").replaceAll("_", " "), ...runs.map((run) => text(key, run.environment[key]))])));
+  const text = (key, value) => (value === undefined ? value : key.endsWith("_bytes") ? bytes_text(value)
+                                : Array.isArray(value) ? value.join(", ") : value);
+  page.append(table(["", ...all.map(({name}) => name)], keys.map((key) =>
+    [key.replace("_bytes", "").replaceAll("_", " "), ...all.map(({facts}) => text(key, facts[key]))])));
 }
 
 function draw() {

@@ -31,9 +31,10 @@ function tick_step(low, high, parts) {
 }
 
 function linear_ticks(low, high, parts) {
-  const step = tick_step(low, high, parts), ticks = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; ++i) ticks.push(Number((i * step).toPrecision(12)));
-  return ticks;
+  const step = tick_step(low, high, parts), first = Math.ceil(low / step - 1e-9);
+  // By their number: far from zero a step may be too small for the next tick to be another number.
+  const count = Math.min(Math.floor((high - first * step) / step + 1e-9) + 1, 4 * parts);
+  return Array.from({length: Math.max(count, 0)}, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
 // Powers of ten; where there are fewer than three, two and five times them as well.
@@ -55,9 +56,10 @@ function log_ticks(low, high) {
   return more.length >= 2 ? more : linear_ticks(low, high, 4);
 }
 
-// From [low, high] to [from, to]; with log by the logarithm. An empty range is widened.
+// From [low, high] to [from, to]; with log by the logarithm. An empty range is widened, and one that
+// is nothing but rounding.
 function make_scale(low, high, from, to, log) {
-  if (!(low < high)) {
+  if (!(high - low > 1e-12 * Math.max(Math.abs(low), Math.abs(high)))) {
     const middle = Number.isFinite(low) ? low : 1, pad = Math.abs(middle) * 0.05 || 0.5;
     low = log ? middle / 1.5 : middle - pad;
     high = log ? middle * 1.5 : middle + pad;

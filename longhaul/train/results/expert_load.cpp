@@ -1,0 +1,66 @@
+#include "longhaul/train/results/expert_load.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <numeric>
+#include <string>
+
+namespace longhaul::train {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+json line_at(std::ifstream& in, int64_t place) {
+  in.seekg(place);
+  std::string line;
+  std::getline(in, line);
+  return json::parse(line);
+}
+
+// The layers of an expert_load object, by number.
+std::vector<std::string> layers_of(const json& load) {
+  std::vector<std::string> layers;
+  for (const auto& [layer, counts] : load.items()) layers.push_back(layer);
+  std::sort(layers.begin(), layers.end(),
+            [](const auto& a, const auto& b) { return std::stoll(a) < std::stoll(b); });
+  return layers;
+}
+
+// Each expert's load in percent of the mean of its layer.
+std::vector<int64_t> load_in_percent(const json& by_layer, const std::vector<std::string>& layers) {
+  std::vector<int64_t> percent;
+  for (const auto& layer : layers) {
+    const auto load = by_layer.at(layer).get<std::vector<double>>();
+    const double sum = std::accumulate(load.begin(), load.end(), 0.0);
+    const double scale = sum > 0 ? 100 * static_cast<double>(load.size()) / sum : 0;
+    for (const double tokens : load) percent.push_back(std::llround(scale * tokens));
+  }
+  return percent;
+}
+
+}  // namespace
+
+ordered_json expert_load(const std::filesystem::path& metrics, const std::vector<int64_t>& lines) {
+  constexpr size_t kMostCells = 400'000, kMostFrames = 60;
+  if (lines.empty()) return nullptr;
+  std::ifstream in(metrics);
+  const json last = line_at(in, lines.back()).at("expert_load");
+  const auto layers = layers_of(last);
+  const size_t experts = last.at(layers.front()).size();
+  const size_t cells = std::max<size_t>(layers.size() * experts, 1);
+  const size_t most = std::clamp<size_t>(kMostCells / cells, 2, kMostFrames);
+  const size_t frames = std::min(lines.size(), most);
+  ordered_json object = {
+      {"layers", layers}, {"experts", experts}, {"frames", ordered_json::array()}};
+  for (size_t i = 0; i < frames; ++i) {
+    const json line = line_at(in, lines[frames == 1 ? 0 : i * (lines.size() - 1) / (frames - 1)]);
+    if (layers_of(line.at("expert_load")) != layers) continue;  // of another model
+    object["frames"].push_back(
+        {{"step", line["step"]}, {"percent", load_in_percent(line["expert_load"], layers)}});
+  }
+  return object;
+}
+
+}  // namespace longhaul::train

@@ -1,0 +1,17 @@
+// The load of the experts over a run as the report's page gets it. Called by results/report.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+namespace longhaul::train {
+
+// Of a metrics.jsonl's lines that have `expert_load`, which begin at the bytes `lines`, as many as
+// keep the page small, the first and the last among them: {layers: [...], experts: E, frames:
+// [{step, percent: [of the mean of its layer, by layer and expert]}, ...]}. Null without any.
+nlohmann::ordered_json expert_load(const std::filesystem::path& metrics,
+                                   const std::vector<int64_t>& lines);
+
+}  // namespace longhaul::train
