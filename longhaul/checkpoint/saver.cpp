@@ -5,19 +5,13 @@
 #include <atomic>
 #include <chrono>
 
+#include "longhaul/base/clock.h"
 #include "longhaul/base/log.h"
 #include "longhaul/base/text.h"
 
 namespace longhaul::checkpoint {
-namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-}  // namespace
 
 // One save after another.
 struct Saver::Job {

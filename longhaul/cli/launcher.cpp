@@ -18,6 +18,7 @@
 #include <optional>
 #include <thread>
 
+#include "longhaul/base/clock.h"
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
 #include "longhaul/cli/failure_report.h"
@@ -332,10 +333,6 @@ class Ranks {
   int passed_on_ = 0;              // the signal that this process was sent last
   std::vector<Failure> failures_;  // in the order in which they were seen
 };
-
-double seconds_since_1970() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 // In which collective each rank was, by the traces that were written since `start`.
 std::string collectives_text(const fs::path& folder, double start) {

@@ -1,5 +1,6 @@
 #include "longhaul/train/profiler.h"
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -9,6 +10,7 @@
 #include <map>
 #include <set>
 
+#include "longhaul/base/clock.h"
 #include "longhaul/base/error.h"
 #include "longhaul/base/file.h"
 #include "longhaul/train/losses.h"
@@ -21,10 +23,6 @@ namespace {
 namespace kineto = torch::autograd::profiler;
 using torch::profiler::impl::ActivityType;
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 std::set<ActivityType> activities(at::DeviceType device) {
   std::set<ActivityType> kinds = {ActivityType::CPU};
@@ -100,6 +98,13 @@ std::vector<OperatorTime> own_times(const std::vector<kineto::KinetoEvent>& even
   return times;
 }
 
+// A row is one document, of token 0.
+deepseek_v3::Batch batch_of_one_document(int64_t rows, int64_t seq_len, int64_t mtp_modules) {
+  const at::Tensor ids = at::zeros({rows, seq_len + mtp_modules}, at::kLong);
+  const at::Tensor positions = at::arange(ids.size(1), at::kLong).expand_as(ids).contiguous();
+  return deepseek_v3::prepare_batch(ids, ids, positions, seq_len);
+}
+
 }  // namespace
 
 std::string to_table(const StepProfile& profile, double host_seconds) {
@@ -132,8 +137,9 @@ std::string to_table(const StepProfile& profile, double host_seconds) {
   return text;
 }
 
-double measure_host_seconds(const JobConfig& config, const ResolvedModel& resolved,
-                            const deepseek_v3::Batch& batch) {
+double measure_host_seconds(const JobConfig& config, const ResolvedModel& resolved, int64_t rows) {
+  const auto batch = batch_of_one_document(
+      rows, config.training.seq_len, resolved.shape.num_nextn_predict_layers);
   deepseek_v3::Model model(resolved.shape, model_settings(config, at::kMeta));
   apply_converters(config, model);
   deepseek_v3::ForwardContext ctx;

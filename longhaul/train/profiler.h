@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "longhaul/config/job_config.h"
-#include "longhaul/models/deepseek_v3/batch.h"
 #include "longhaul/train/resolve_model.h"
 
 namespace longhaul::train {
@@ -43,10 +42,9 @@ bool records_steps(const JobConfig& config);
 // host's part, `host_seconds` of a step.
 std::string to_table(const StepProfile& profile, double host_seconds);
 
-// What the host does in a step beside computing: the same forward and backward pass on the Meta
-// device, where operators know only shapes. Seconds.
-double measure_host_seconds(const JobConfig& config, const ResolvedModel& resolved,
-                            const deepseek_v3::Batch& batch);
+// What the host does for a micro-batch of `rows` rows beside computing: the same forward and
+// backward pass on the Meta device, where operators know only shapes. Reads no data. Seconds.
+double measure_host_seconds(const JobConfig& config, const ResolvedModel& resolved, int64_t rows);
 
 class Profiler {
  public:

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <numeric>
 
+#include "longhaul/base/clock.h"
 #include "longhaul/base/error.h"
 #include "longhaul/base/fault.h"
 #include "longhaul/base/file.h"
@@ -25,6 +26,7 @@
 #include "longhaul/train/preflight.h"
 #include "longhaul/train/profiler.h"
 #include "longhaul/train/results/environment.h"
+#include "longhaul/train/results/starts.h"
 #include "longhaul/train/results/step_writer.h"
 #include "longhaul/train/resume.h"
 #include "longhaul/train/run_folder.h"
@@ -38,10 +40,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Whether the folder holds a complete checkpoint of that step, whatever its checksums say.
 bool is_complete(const fs::path& step_folder, int64_t step) {
@@ -71,6 +69,8 @@ dtensor::Communicator ranks_for_saving(dtensor::World& world, const JobConfig& c
                           std::chrono::seconds(config.comm.init_timeout_seconds));
 }
 
+bool only_looks(const JobConfig& config) { return config.checkpoint.enable && !saves(config); }
+
 class Run {
  public:
   Run(const JobConfig& config, const ResolvedModel& resolved, const parallel::ParallelDims& dims,
@@ -90,6 +90,8 @@ class Run {
  private:
   void prepare();
   void open_run_folder();
+  void describe_run();
+  int64_t last_step_of_history() const;
   StepMetrics take_step();
   StepMetrics take_profiled_step();
   void print_profile(const StepProfile& profile, const StepMetrics& metrics);
@@ -109,6 +111,7 @@ class Run {
   void rescue_state();
   void save_in_hf();
   void finish_saving();
+  void end(StepMetrics* last);
   void report_failed_save();
 
   const JobConfig& config_;
@@ -118,6 +121,9 @@ class Run {
   Trainer trainer_;
   Clock::time_point start_;
   int64_t first_step_ = 0;
+  // It only looks at another run's checkpoints in this folder: the history of that one stays as it
+  // is, and what this one measures goes to a file beside.
+  bool beside_ = false;
   bool data_ended_ = false;
   double saving_seconds_ = 0;  // that training stood still for since the last step
   std::unique_ptr<data::Dataset> validation_;
@@ -131,8 +137,9 @@ Outcome Run::execute() {
   prepare();
   // It goes on from where its data ends: no step is left, but what the last one leaves behind is.
   if (is_last()) save(/*last=*/true);
+  StepMetrics metrics;
   while (!is_last()) {
-    StepMetrics metrics = take_step();
+    metrics = take_step();
     look_for_end_of_data();
     report_failed_save();
     // The first step takes longer.
@@ -140,12 +147,11 @@ Outcome Run::execute() {
     after_step(metrics);
     if (!is_last() && wants_to_stop()) {
       save(/*last=*/false);
-      finish_saving();
+      end(&metrics);
       log::info("stopped after step {} of {}; {}", trainer_.progress().step, config_.training.steps,
                 saves(config_)
                     ? "the same command goes on from here"
                     : "nothing is saved, since checkpoint.enable is false or load_only true");
-      if (is_first_rank()) write_summary(config_.job.dump_folder);
       return Outcome::kStopped;
     }
     if (is_last()) {
@@ -155,8 +161,7 @@ Outcome Run::execute() {
       save(/*last=*/false);
     }
   }
-  finish_saving();
-  if (is_first_rank()) write_summary(config_.job.dump_folder);
+  end(trainer_.progress().step > first_step_ ? &metrics : nullptr);
   log::info("finished {} steps in {}; summary in {}", trainer_.progress().step,
             human_seconds(seconds_since(start_)),
             (fs::path(config_.job.dump_folder) / "summary.md").string());
@@ -194,9 +199,8 @@ void Run::print_profile(const StepProfile& profile, const StepMetrics& metrics) 
   Strings names;
   for (const auto& file : profile.files) names.push_back(file.string());
   const auto sizes = batch_sizes(config_, trainer_.dims().data_size());
-  const auto batch = load_batch(trainer_.dataset(), 0, sizes.local);
-  const double host =
-      measure_host_seconds(config_, resolved_, batch) * static_cast<double>(sizes.micro_batches());
+  const double host = measure_host_seconds(config_, resolved_, sizes.local) *
+                      static_cast<double>(sizes.micro_batches());
   log::info("{} step{} up to {}, {:.1f}% of the peak; recorded in {}\n{}", profile.steps,
             profile.steps == 1 ? "" : "s", metrics.step, 100 * metrics.mfu,
             fmt::join(names, " and "), to_table(profile, host));
@@ -206,6 +210,7 @@ void Run::prepare() {
   open_validation();
   resume_or_begin();
   first_step_ = trainer_.progress().step;
+  beside_ = only_looks(config_) && !checkpoint::list_steps(checkpoint_folder(config_)).empty();
   if (saver_) saver_->goes_on_from(first_step_);
   look_for_end_of_data();
   if (is_first_rank()) open_run_folder();
@@ -213,15 +218,18 @@ void Run::prepare() {
   start_ = Clock::now();
 }
 
-void Run::open_run_folder() {
+void Run::describe_run() {
   const fs::path folder = config_.job.dump_folder;
   write_atomic(folder / "job.toml", to_toml(config_));
   if (config_.job.save_config_file) {
     write_atomic(folder / *config_.job.save_config_file, to_toml(config_));
   }
-  const auto& dims = trainer_.dims();
-  const auto device = trainer_.model().settings().device.str();
-  write_atomic(folder / "environment.json", environment(device, dims.degrees).dump(2) + "\n");
+  add_start(folder / "environment.json", last_step_of_history(),
+            environment(trainer_.model().settings().device, trainer_.dims().degrees));
+}
+
+void Run::open_run_folder() {
+  if (!beside_) describe_run();
   log::info("{}\n{}", config_.job.description, startup_table(config_, resolved_, trainer_));
   if (records_steps(config_)) profiler_ = std::make_unique<Profiler>(config_);
   if (config_.model.print_after_conversion) log::info("the model\n{}", trainer_.model().describe());
@@ -231,20 +239,19 @@ void Run::open_run_folder() {
   }
 }
 
-// A run that only looks at checkpoints cannot be gone on from, so the history of the run that made
-// them stays as it is, and its own goes to a file beside.
 void Run::open_metrics() {
-  const bool only_looks = config_.checkpoint.enable && !saves(config_);
-  const bool beside = only_looks && !checkpoint::list_steps(checkpoint_folder(config_)).empty();
-  const char* name = beside ? "metrics.load_only.jsonl" : "metrics.jsonl";
   const int rank = trainer_.dims().all->rank();
-  const std::string own = rank == 0 ? name : fmt::format("metrics.rank-{}.jsonl", rank);
+  const std::string name = fmt::format("metrics{}{}.jsonl", beside_ ? ".load_only" : "",
+                                       rank == 0 ? "" : fmt::format(".rank-{}", rank));
   writer_ = std::make_unique<StepWriter>(
-      config_, StepWriterOptions{.metrics_file = own,
-                                 .last_step = only_looks ? 0 : first_step_,
+      config_, StepWriterOptions{.metrics_file = name,
+                                 .last_step = last_step_of_history(),
                                  .rank = rank,
-                                 .metrics_only = beside});
+                                 .metrics_only = beside_});
 }
+
+// A run that only looks at checkpoints cannot be gone on from.
+int64_t Run::last_step_of_history() const { return only_looks(config_) ? 0 : first_step_; }
 
 void Run::open_validation() {
   if (!config_.validation.enable) return;
@@ -416,7 +423,19 @@ void Run::save_in_hf() {
 }
 
 void Run::finish_saving() {
+  const auto start = Clock::now();
   if (saver_) saver_->finish();
+  saving_seconds_ += seconds_since(start);
+}
+
+// No later line can tell how long the last save took; `last` is the run's last step, if it took one.
+void Run::end(StepMetrics* last) {
+  finish_saving();
+  if (writer_ && last != nullptr && saver_) {
+    last->seconds["checkpoint"] += std::exchange(saving_seconds_, 0);
+    writer_->add_last_save(*last);
+  }
+  if (is_first_rank() && !beside_) write_summary(config_.job.dump_folder);
 }
 
 // A save in the background failed: the run is not lost for it, and the next one may succeed.

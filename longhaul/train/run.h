@@ -2,9 +2,9 @@
 // a run folder that can be continued and read. Called by `longhaul train` and by tests.
 //
 //   <dump_folder>/job.toml          the resolved job
-//                 environment.json  what it runs on
-//                 metrics.jsonl     one object a step; see results/step_writer.h for what is beside
-//                 it checkpoint/       step-N folders; step-N-hf: the last weights for Hugging Face
+//                 environment.json  what it ran on, at each start
+//                 metrics.jsonl     one object a step; beside it: results/step_writer.h
+//                 checkpoint/       step-N folders; step-N-hf: the last weights for Hugging Face
 //                 summary.md, loss.svg
 #pragma once
 

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "longhaul/base/clock.h"
 #include "longhaul/base/error.h"
 #include "longhaul/dtensor/exchange.h"
 #include "longhaul/models/deepseek_v3/flops.h"
@@ -26,14 +27,6 @@ namespace longhaul::train {
 namespace {
 
 using deepseek_v3::IndexerStage;
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double unix_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 // One rank measures while the others wait: side by side they would slow each other down.
 double shared_peak_flops(const parallel::ParallelDims& dims,
@@ -140,7 +133,7 @@ StepMetrics Trainer::step() {
   metrics.tokens_per_second = static_cast<double>(data.counts.tokens[0]) / seconds;
   metrics.mfu = flops_per_step_ / seconds / (peak_flops_ * static_cast<double>(dims_.all->size()));
   metrics.memory_peak_bytes = peak_device_memory_bytes(device_);
-  metrics.time = unix_time();
+  metrics.time = seconds_since_1970();
   return metrics;
 }
 

@@ -1,6 +1,8 @@
-// What a run ran on, for whoever reads its results later: environment.json of the run folder.
-// Written by the run; read by `longhaul report`. `longhaul version` prints some of it.
+// What a run runs on, for whoever reads its results later: a start in environment.json
+// (results/starts.h). `longhaul version` prints some of it.
 #pragma once
+
+#include <c10/core/Device.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -11,11 +13,11 @@ namespace longhaul::train {
 
 // The compiler that made this program, "gcc 12.2.0".
 std::string compiler_text();
-// The commit that this program was configured from, as `git describe --always --dirty` says it;
-// empty if that is not known.
+// The commit that was checked out when CMake last configured this build, as `git describe --always
+// --dirty` says it; empty if that is not known. What was edited since is not in it.
 std::string git_text();
 
-// Versions, CPU, memory, kernels, the layout of the ranks. `device` is the run's, as text.
-nlohmann::ordered_json environment(const std::string& device, const Degrees& degrees);
+// Versions, host, CPU, GPUs, memory, kernels, the layout of the ranks. `device` is the run's.
+nlohmann::ordered_json environment(at::Device device, const Degrees& degrees);
 
 }  // namespace longhaul::train
