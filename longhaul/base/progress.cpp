@@ -1,6 +1,7 @@
 #include "longhaul/base/progress.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -21,6 +22,12 @@ constexpr const char *kDim = "\x1b[2m", *kPlain = "\x1b[0m";
 // these.
 std::atomic<bool> line_is_open = false;
 static_assert(std::atomic<bool>::is_always_lock_free);  // a signal handler reads it
+
+// Of the terminal at stderr; 0 if it is none, or does not say.
+size_t terminal_columns() {
+  winsize size{};
+  return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
 
 }  // namespace
 
@@ -100,6 +107,11 @@ std::string ProgressLine::text(int64_t done, double elapsed, const std::string& 
       ", " + (detail.empty() ? amount(static_cast<int64_t>(rate)) + "/s" : detail);
   if (detail.empty() && total_ > 0 && rate > 0) {
     details += fmt::format(", {} left", human_seconds(static_cast<double>(total_ - done) / rate));
+  }
+  // A line that wraps could not be erased.
+  if (const size_t columns = output_.terminal ? terminal_columns() : 0; columns > 1) {
+    line = line.substr(0, columns - 1);
+    details = details.substr(0, columns - 1 - line.size());
   }
   return output_.color ? line + kDim + details + kPlain : line + details;
 }

@@ -111,7 +111,10 @@ void train(const CLI::App& command, int64_t ranks) {
   if (ranks != 1) return start_ranks(command, ranks);
   const JobConfig config = load_job_of(command).config;
   block_trace_signal();  // before there are threads
-  if (config.metrics.disable_color_printing) log::configure(false);
+  if (config.metrics.disable_color_printing) {
+    log::configure(false);
+    setenv("NO_COLOR", "1", /*replace=*/1);  // for the live line, and for ranks started from here
+  }
   dtensor::World world = world_of(config);
   if (config.job.print_config && world.rank() == 0) log::info("\n{}", to_toml(config));
   catch_signals();  // until here they end the process

@@ -1,6 +1,7 @@
 #include "longhaul/train/step_timer.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "longhaul/train/device.h"
 
@@ -13,7 +14,11 @@ StepTimer::Part::Part(StepTimer& timer, const char* name)
 
 StepTimer::Part::~Part() {
   if (!timer_.measure_) return;
-  synchronize(timer_.device_);
+  try {
+    synchronize(timer_.device_);
+  } catch (const std::exception&) {
+    return;  // a device that fails says so again, where it may be thrown
+  }
   timer_.seconds_[name_] += std::chrono::duration<double>(Clock::now() - start_).count();
 }
 

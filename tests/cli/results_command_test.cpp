@@ -1,4 +1,6 @@
 // `compare` and `report`, what a run leaves for other tools, and the terminal after a crash.
+#include <poll.h>
+
 #include <csignal>
 
 #include "tests/cli/small_job.h"
@@ -79,7 +81,9 @@ TEST_F(ResultsCommand, ACrashEndsTheOpenLine) {
     std::string shown;
     const auto read_until = [&](const std::string& what) {
       char part[4096];
+      pollfd readable = {terminal.get(), POLLIN, 0};
       while (shown.find(what) == std::string::npos) {
+        if (poll(&readable, 1, /*ms=*/20'000) != 1) break;
         const ssize_t size = read(terminal.get(), part, sizeof part);
         if (size <= 0) break;
         shown.append(part, static_cast<size_t>(size));
