@@ -415,6 +415,11 @@ TEST_F(TrainCommand, ATerminalShowsAProgressLine) {
                                    "[0-9,]+ tokens/s, [^\r\n]* left\r\x1b"));
   EXPECT_THAT(shown, ContainsRegex("left\r\x1b.2K.[0-9:]+. step 100/100"));
   EXPECT_THAT(run(words).err, Not(HasSubstr("training: ")));
+  const auto colours = here({"NO_COLOR=", "TERM=xterm"});
+  EXPECT_THAT(on_a_terminal(words, colours), HasSubstr("\x1b[2m"));
+  Words plain = words;
+  plain.push_back("--metrics.disable_color_printing");
+  EXPECT_THAT(on_a_terminal(plain, colours), Not(HasSubstr("\x1b[2m")));
 }
 
 TEST_F(TrainCommand, LostOutputIsAnError) {
