@@ -21,6 +21,7 @@ struct Changed {
   Value operator()(const std::string&) const { return text(); }
   Value operator()(const Strings&) const { return Strings{text(), text()}; }
   Value operator()(const Integers&) const { return Integers{1, 1'000'000'007}; }
+  Value operator()(const Mix&) const { return Mix{{text(), 0.25}, {"b", 3}}; }
   Value operator()(const std::optional<int64_t>&) const { return std::optional<int64_t>(3); }
   Value operator()(const std::optional<double>&) const { return std::optional<double>(1e-7); }
   Value operator()(const std::optional<std::string>&) const {
