@@ -43,6 +43,7 @@ JobConfig everything_changed() {
   const std::set<std::string> kept = {"model.converters",
                                       "model.tokenizer_path",
                                       "training.global_batch_size",
+                                      "training.mix",
                                       "checkpoint.initial_load_model_only",
                                       "checkpoint.last_save_model_only",
                                       "training.mixed_precision_reduce",
@@ -68,6 +69,13 @@ TEST(Write, TomlLoadsBackToTheSameJob) {
   EXPECT_TRUE(same_values(back, changed));
   EXPECT_FALSE(same_values(JobConfig{}, changed));
   EXPECT_TRUE(same_values(parse_job(to_toml(JobConfig{}), "written.toml"), JobConfig{}));
+}
+
+TEST(Write, AMixtureLoadsBack) {
+  JobConfig config;
+  config.training.mix = {{"a \"folder\"/*.jsonl", 0.25}, {"b", 3}};
+  const JobConfig again = parse_job(to_toml(config), "written.toml");
+  EXPECT_EQ(again.training.mix, config.training.mix);
 }
 
 TEST(Write, InfinityLoadsBack) {

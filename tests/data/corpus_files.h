@@ -20,7 +20,8 @@
 
 namespace longhaul::data {
 
-// Token i is byte i, and the last one ends a text.
+// A token for each byte, in the order of the byte alphabet; 256, the first special one, ends a
+// text.
 inline Tokenizer bytes_tokenizer(std::vector<std::string> special = {"<|endoftext|>"}) {
   BpeTrainingOptions options;
   options.vocab_size = static_cast<int32_t>(256 + special.size());

@@ -17,8 +17,21 @@ namespace {
 
 using testing::HasSubstr;
 
-// Document i as a text from which it can be told.
-std::string marked(int i) { return "<" + std::to_string(i) + std::string(5, 'x') + ">"; }
+constexpr int kMarks = 301, kEndOfText = 256;
+
+// Document i as a text from which it can be told, in whatever pieces its tokens are shown: its mark
+// is a token.
+std::string mark(int i) { return "<" + std::to_string(i) + ">"; }
+std::string marked(int i) { return "a" + mark(i); }
+
+const Tokenizer& tokenizer() {
+  static const Tokenizer made = [] {
+    std::vector<std::string> special = {"<|endoftext|>"};
+    for (int i = 0; i < kMarks; ++i) special.push_back(mark(i));
+    return bytes_tokenizer(special);
+  }();
+  return made;
+}
 
 std::vector<std::string> marked_texts(int count) {
   std::vector<std::string> texts;
@@ -38,29 +51,26 @@ StreamOptions small_chunks(bool shuffle = true, bool repeat = true) {
 std::unique_ptr<StreamDataset> stream(const std::string& paths, const StreamOptions& options) {
   auto bad = std::make_unique<BadDocuments>(options.chunks.documents.skip_bad);
   auto sources = list_sources(paths, options.chunks.documents, *bad);
-  return std::make_unique<StreamDataset>(std::move(sources), bytes_tokenizer(), options,
-                                         std::move(bad));
+  return std::make_unique<StreamDataset>(std::move(sources), tokenizer(), options, std::move(bad));
 }
 
-// The predicted tokens of rows [0, rows), as text.
+// The predicted tokens of so many rows, without the ends of documents, as text.
 std::string labels_of(const Dataset& data, uint64_t first, uint64_t rows) {
   std::vector<int32_t> ids;
   for (uint64_t i = first; i < first + rows; ++i) {
     const Row row = data.row(i);
     for (const int32_t label : row.labels) {
-      if (label != kIgnoredLabel) ids.push_back(label);
+      if (label != kIgnoredLabel && label != kEndOfText) ids.push_back(label);
     }
   }
-  return bytes_tokenizer().decode(ids);
+  return tokenizer().decode(ids);
 }
 
-// How often each document's mark ends in the text.
+// How often each document's mark stands in the text.
 std::map<std::string, int> marks_in(const std::string& text) {
   std::map<std::string, int> marks;
-  for (size_t at = text.find("xxxxx>"); at != std::string::npos; at = text.find("xxxxx>", at + 1)) {
-    size_t begin = at;
-    while (begin > 0 && std::isdigit(static_cast<unsigned char>(text[begin - 1]))) --begin;
-    ++marks[text.substr(begin, at - begin)];
+  for (size_t at = text.find('<'); at != std::string::npos; at = text.find('<', at + 1)) {
+    ++marks[text.substr(at, text.find('>', at) + 1 - at)];
   }
   return marks;
 }
@@ -94,7 +104,7 @@ TEST_F(Stream, OnePassHoldsEachDocumentOnce) {
     ASSERT_EQ(data->num_rows(), rows);
     EXPECT_FALSE(data->has_row(rows + 5));
     EXPECT_THROW(data->row(rows), Error);
-    // The first token of a chunk is not predicted; the marks' digits and ends are.
+    // The first token of a chunk is not predicted; it is no mark.
     const auto marks = marks_in(labels_of(*data, 0, rows));
     EXPECT_EQ(marks.size(), 300u);
     for (const auto& [mark, count] : marks) EXPECT_EQ(count, 1) << mark;
@@ -306,7 +316,7 @@ TEST_F(Stream, RowsThatAreKeptAreNotReadAgain) {
 TEST_F(Stream, ReadingCanBeCalledOff) {
   BadDocuments bad(false);
   const auto sources = list_sources(corpus(), {}, bad);
-  TextEncoders encoders(bytes_tokenizer(), 1);
+  TextEncoders encoders(tokenizer(), 1);
   std::stop_source stop;
   ChunkReader::Context context{
       .sources = sources, .encoders = &encoders, .bad = bad, .stop = stop.get_token()};
@@ -343,7 +353,7 @@ TEST(StreamEnd, OfDataWithoutText) {
 // Prepared tokens and the text they were made from hold the same documents.
 TEST_F(Stream, OfPreparedTokens) {
   const auto tokens = folder_.path() / "tokens";
-  prepare(corpus(), bytes_tokenizer(), tokens, {});
+  prepare(corpus(), tokenizer(), tokens, {});
   const auto data = stream(tokens.string(), small_chunks(true, false));
   EXPECT_EQ(marks_in(labels_of(*data, 0, data->rows_in_a_pass())).size(), 300u);
   EXPECT_EQ(data->label_bytes(data->row(0)), 8);
