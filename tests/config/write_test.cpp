@@ -44,6 +44,7 @@ JobConfig everything_changed() {
                                       "model.tokenizer_path",
                                       "training.global_batch_size",
                                       "training.mix",
+                                      "training.packing",
                                       "checkpoint.initial_load_model_only",
                                       "checkpoint.last_save_model_only",
                                       "training.mixed_precision_reduce",

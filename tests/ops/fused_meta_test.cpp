@@ -7,6 +7,7 @@
 #include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"
 #include "longhaul/ops/lightning_indexer/lightning_indexer.h"
 #include "longhaul/ops/sparse_flash_attention/sparse_flash_attention.h"
+#include "tests/ops/fused_kernels.h"
 #include "tests/support/gradcheck.h"
 
 namespace longhaul::testing {
@@ -17,7 +18,7 @@ using ops::Kernel;
 // Queries and keys of one sequence, or the last queries of it and all its keys; odd widths.
 constexpr int64_t kB = 2, kL = 12, kHeads = 3, kWidth = 27, kValues = 21, kTopK = 5;
 
-class FusedMeta : public ::testing::TestWithParam<int64_t> {
+class FusedMeta : public FusedKernels<int64_t> {
  protected:
   const int64_t S_ = GetParam();
   const at::Tensor first_ = doc_start({{7, 5}, {12}}).narrow(1, kL - S_, S_);
