@@ -6,6 +6,11 @@ project="$(cd "$(dirname "$0")" && pwd)/project"
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 unset LONGHAUL_LIBTORCH
+# Arrow is not looked for where libtorch is.
+export LONGHAUL_ARROW="$work/pyarrow"
+mkdir -p "$LONGHAUL_ARROW/include/parquet/arrow"
+touch "$LONGHAUL_ARROW/include/parquet/arrow/reader.h" "$LONGHAUL_ARROW/libarrow.so.2600" \
+  "$LONGHAUL_ARROW/libparquet.so.2600"
 
 # An installation of empty files: make_torch <name> <its OpenMP library, from the torch folder>
 make_torch() {

@@ -36,8 +36,8 @@ void write_uneven_rows(const fs::path& path) {
 
 TEST(Run, WeightsThatCannotBeSavedAloneLoseNoStep) {
   const GoldenJob job("hf_base", batches());
-  const auto config = job.config({"--training.steps", "2", "--checkpoint.export_dtype", "float16",
-                                  "--optimizer.lr", "1e6"});
+  const auto config = job.config(
+      {"--training.steps", "1", "--checkpoint.export_dtype", "float16", "--optimizer.lr", "1e6"});
   try {
     run(config);
     ADD_FAILURE() << "weights of a million were saved as float16";
@@ -46,7 +46,7 @@ TEST(Run, WeightsThatCannotBeSavedAloneLoseNoStep) {
   }
   const auto saved = checkpoint::find_resumable(job.folder.path() / "run/checkpoint");
   ASSERT_TRUE(saved);
-  EXPECT_EQ(checkpoint::load(*saved).step, 2);
+  EXPECT_EQ(checkpoint::load(*saved).step, 1);
 }
 
 TEST(Run, AccumulationGivesTheGradientsOfTheWholeBatch) {
