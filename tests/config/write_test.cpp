@@ -45,6 +45,7 @@ JobConfig everything_changed() {
                                       "training.global_batch_size",
                                       "training.mix",
                                       "training.packing",
+                                      "validation.split",
                                       "checkpoint.initial_load_model_only",
                                       "checkpoint.last_save_model_only",
                                       "training.mixed_precision_reduce",
