@@ -44,6 +44,8 @@ JobConfig everything_changed() {
                                       "model.tokenizer_path",
                                       "training.global_batch_size",
                                       "training.mix",
+                                      "training.dataset",  // with a path it is "files"
+                                      "validation.dataset",
                                       "training.packing",
                                       "validation.split",
                                       "checkpoint.initial_load_model_only",
