@@ -61,6 +61,7 @@ JobConfig everything_changed() {
     }
   }
   config.model.converters = {"npu_dsa", "gmm"};
+  config.training.dataset = config.validation.dataset = "files";
   return config;
 }
 
