@@ -80,7 +80,7 @@ TEST_F(BadInput, TextThatIsNone) {
     const std::string mixed = std::string("corpus/train,") + name;
     const auto result = train_on(mixed, {"--training.invalid_text", "replace"});
     expect_trained(result);
-    EXPECT_THAT(result.err, HasSubstr("1 of 26 files hold NUL bytes or are not valid UTF-8"));
+    EXPECT_THAT(result.err, HasSubstr("1 of 26 documents hold NUL bytes or are not valid UTF-8"));
   }
 }
 
@@ -95,7 +95,7 @@ TEST_F(BadInput, TooLittleText) {
   EXPECT_THAT(result.err, HasSubstr("'few.txt' holds 4 tokens, less than one sample of 64"));
 }
 
-// One line of words, and one piece without a place to cut.
+// One line of words, and one piece without a place to cut; documents are cut at 16 MiB.
 TEST_F(BadInput, AHundredMegabytesInOneLine) {
   std::string words, letters;
   while (words.size() < 60'000'000) words += "the quick model reads ";
@@ -103,7 +103,7 @@ TEST_F(BadInput, AHundredMegabytesInOneLine) {
   spill(path("line.txt"), words + letters);
   const auto result = train_on("line.txt");
   expect_trained(result);
-  EXPECT_THAT(result.err, HasSubstr("training data: 1 documents, "));
+  EXPECT_THAT(result.err, HasSubstr("training data: 6 documents, "));
 }
 
 TEST_F(BadInput, Tokenizers) {
