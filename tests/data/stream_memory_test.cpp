@@ -44,7 +44,8 @@ void expect_flat(const std::filesystem::path& path, uint64_t early_rows, uint64_
   const int64_t early = peak_memory_bytes();
   while (data.has_row(row)) data.row(row++);
   EXPECT_GT(row, least_rows);
-  EXPECT_LT(peak_memory_bytes() - early, int64_t{100} << 20);
+  // Chunks differ in size; whatever stayed behind of each would be gigabytes of ids.
+  EXPECT_LT(peak_memory_bytes() - early, int64_t{200} << 20);
   EXPECT_LT(peak_memory_bytes(), int64_t{1500} << 20);
 }
 
