@@ -89,7 +89,7 @@ TEST_F(ResultsCommand, ACrashEndsTheOpenLine) {
         shown.append(part, static_cast<size_t>(size));
       }
     };
-    read_until("tokens/s");  // the line of the training
+    read_until("training: ");  // the line that is open while steps go on
     shown.clear();
     program.signal(signal);
     read_until("\n");
