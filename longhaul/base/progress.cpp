@@ -117,9 +117,11 @@ std::string ProgressLine::text(int64_t done, double elapsed, const std::string& 
 }
 
 void ProgressLine::show(const std::string& line, bool last) {
+  // Open before it is seen: a signal may come while it is written.
+  if (output_.terminal) line_is_open = true;
   output_.write((output_.terminal ? kEraseLine : "") + line +
                 (last || !output_.terminal ? "\n" : ""));
-  line_is_open = output_.terminal && !last;
+  if (output_.terminal && last) line_is_open = false;
 }
 
 }  // namespace longhaul

@@ -113,7 +113,7 @@ void train(const CLI::App& command, int64_t ranks) {
   block_trace_signal();  // before there are threads
   if (config.metrics.disable_color_printing) {
     log::configure(false);
-    setenv("NO_COLOR", "1", /*replace=*/1);  // for the live line, and for ranks started from here
+    setenv("NO_COLOR", "1", /*replace=*/1);  // for the live line
   }
   dtensor::World world = world_of(config);
   if (config.job.print_config && world.rank() == 0) log::info("\n{}", to_toml(config));
