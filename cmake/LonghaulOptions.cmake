@@ -70,7 +70,7 @@ if(LONGHAUL_CCACHE)
 endif()
 
 if(NOT LONGHAUL_LIBTORCH)
-  execute_process(COMMAND "${CMAKE_SOURCE_DIR}/scripts/libtorch_path.sh"
+  execute_process(COMMAND "${CMAKE_SOURCE_DIR}/scripts/wheel_path.sh" torch
                   OUTPUT_VARIABLE LIBTORCH_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE)
 else()
   set(LIBTORCH_ROOT "${LONGHAUL_LIBTORCH}")
@@ -85,7 +85,7 @@ if(Libtorch_VERSION AND NOT Libtorch_VERSION VERSION_EQUAL 2.11.0)
 endif()
 
 # Arrow reads Parquet files. Where libtorch is another one than the set-up's, so may Arrow be.
-execute_process(COMMAND "${CMAKE_CURRENT_LIST_DIR}/../scripts/arrow_path.sh"
+execute_process(COMMAND "${CMAKE_CURRENT_LIST_DIR}/../scripts/wheel_path.sh" pyarrow
                 OUTPUT_VARIABLE ARROW_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE)
 find_package(Arrow QUIET)
 if(NOT Arrow_FOUND)
