@@ -6,4 +6,13 @@ cd "$(dirname "$0")/.."
 preset="${1:-release}"
 shift || true
 scripts/build.sh "$preset"
-ctest --preset "$preset" "$@"
+log="build/$preset/Testing/Temporary/LastTest.log"
+ctest --preset "$preset" "$@" || {
+  status=$?
+  # ctest ends with the names of suites: what failed in them is told once more, last.
+  {
+    grep -aE -A 8 ': Failure$' "$log" | tail -n 60
+    grep -aE '^\[  FAILED  \] .*\([0-9]+ ms\)$' "$log"
+  } >&2 || true
+  exit "$status"
+}
