@@ -10,10 +10,6 @@
 namespace longhaul::checkpoint {
 namespace {
 
-int64_t count(const std::vector<int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
-
 at::Tensor box_of(at::Tensor whole, const std::vector<int64_t>& offsets,
                   const std::vector<int64_t>& sizes) {
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
@@ -75,7 +71,8 @@ PartGather::Pieces PartGather::pieces_of(const safetensors::TensorInfo& info, co
   std::map<std::vector<int64_t>, std::vector<int>> holders;
   for (int rank = 0; rank < ranks_.size(); ++rank) {
     const int64_t* box = boxes + rank * stride;
-    if (count({box + dims, box + 2 * dims}) > 0) holders[{box, box + 2 * dims}].push_back(rank);
+    if (c10::multiply_integers(box + dims, box + 2 * dims) > 0)
+      holders[{box, box + 2 * dims}].push_back(rank);
   }
   Pieces pieces;
   for (const auto& [box, of] : holders) {
@@ -95,12 +92,12 @@ void PartGather::check_cover(const safetensors::TensorInfo& info, const Pieces& 
   int64_t covered = 0;
   bool inside = true;
   for (const Piece& piece : pieces) {
-    covered += count(piece.sizes);
+    covered += c10::multiply_integers(piece.sizes);
     for (size_t dim = 0; dim < info.shape.size(); ++dim) {
       inside &= piece.offsets[dim] >= 0 && piece.offsets[dim] + piece.sizes[dim] <= info.shape[dim];
     }
   }
-  LONGHAUL_CHECK(inside && covered == count(info.shape),
+  LONGHAUL_CHECK(inside && covered == c10::multiply_integers(info.shape),
                  "the ranks' parts of '{}' [{}] have {} elements or lie outside of it", info.name,
                  fmt::join(info.shape, ", "), covered);
 }
@@ -122,7 +119,8 @@ at::Tensor PartGather::gather(const std::vector<const safetensors::TensorInfo*>&
     const auto bytes = static_cast<int64_t>(at::elementSize(dtype));
     for (const Piece& piece : pieces_.at(info.name)) {
       const auto sender = static_cast<size_t>(piece.sender);
-      if (writer == own && sender != own) received[sender] += count(piece.sizes) * bytes;
+      if (writer == own && sender != own)
+        received[sender] += c10::multiply_integers(piece.sizes) * bytes;
       if (sender != own || writer == own) continue;
       outgoing.push_back(as_bytes(snapshot_.parts.at(info.name).tensor, dtype));
       sent[writer] += outgoing.back().numel();

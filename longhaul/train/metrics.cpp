@@ -27,6 +27,17 @@ std::optional<nlohmann::json> parse_line(const std::string& line, const std::str
   return object;
 }
 
+// Calls visit(object, place, line) with each line that to_json wrote, in order.
+template <typename Visit>
+void visit_lines(const std::filesystem::path& path, const std::string& step_key,
+                 const Visit& visit) {
+  std::ifstream in(path);
+  int64_t place = 0;
+  for (std::string line; std::getline(in, line); place += narrow<int64_t>(line.size()) + 1) {
+    if (const auto object = parse_line(line, step_key)) visit(*object, place, line);
+  }
+}
+
 // The kept part of a metrics file: whole lines of steps up to `last_step`, as they stand, each step
 // once.
 std::string kept_lines(const std::filesystem::path& path, int64_t last_step,
@@ -34,15 +45,12 @@ std::string kept_lines(const std::filesystem::path& path, int64_t last_step,
   if (last_step == 0) return "";
   std::string kept;
   int64_t newest = 0;
-  std::ifstream in(path);
-  for (std::string line; std::getline(in, line);) {
-    const auto object = parse_line(line, step_key);
-    if (!object) continue;
-    const auto step = object->at(step_key).get<int64_t>();
-    if (step <= newest || step > last_step) continue;
+  visit_lines(path, step_key, [&](const nlohmann::json& object, int64_t, const std::string& line) {
+    const auto step = object.at(step_key).get<int64_t>();
+    if (step <= newest || step > last_step) return;
     kept += line + "\n";
     newest = step;
-  }
+  });
   return kept;
 }
 
@@ -181,11 +189,9 @@ void StepLines::append(const nlohmann::ordered_json& object) {
 
 void for_each_step(const std::filesystem::path& path,
                    const std::function<void(const nlohmann::json&, int64_t)>& visit) {
-  std::ifstream in(path);
-  int64_t place = 0;
-  for (std::string line; std::getline(in, line); place += narrow<int64_t>(line.size()) + 1) {
-    if (const auto object = parse_line(line, "step")) visit(*object, place);
-  }
+  visit_lines(path, "step", [&](const nlohmann::json& object, int64_t place, const std::string&) {
+    visit(object, place);
+  });
 }
 
 void StepLines::replace_last(const nlohmann::ordered_json& object) {
@@ -196,10 +202,9 @@ void StepLines::replace_last(const nlohmann::ordered_json& object) {
 std::vector<nlohmann::json> read_metrics(const std::filesystem::path& path,
                                          const std::string& step_key) {
   std::vector<nlohmann::json> objects;
-  std::ifstream in(path);
-  for (std::string line; std::getline(in, line);) {
-    if (auto object = parse_line(line, step_key)) objects.push_back(*std::move(object));
-  }
+  visit_lines(path, step_key, [&](const nlohmann::json& object, int64_t, const std::string&) {
+    objects.push_back(object);
+  });
   return objects;
 }
 

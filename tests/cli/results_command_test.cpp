@@ -1,10 +1,15 @@
-// `compare` and `report`, and what a run leaves for other tools.
+// `compare` and `report`, what a run leaves for other tools, and the terminal after a crash.
+#include <poll.h>
+
+#include <csignal>
+
 #include "tests/cli/small_job.h"
 
 namespace longhaul {
 namespace {
 
 using nlohmann::json;
+using test::Program;
 using test::slurp;
 using test::Words;
 using ::testing::AllOf;
@@ -58,6 +63,39 @@ TEST_F(ResultsCommand, ARunThatGoesOnLeavesOneHistory) {
   EXPECT_EQ(steps, 6);
   const auto files = fs::directory_iterator(path("run/tb"));
   EXPECT_EQ(std::distance(begin(files), end(files)), 2);
+}
+
+// The shell's prompt must not stand behind half a line.
+TEST_F(ResultsCommand, ACrashEndsTheOpenLine) {
+  const FileDescriptor terminal(posix_openpt(O_RDWR | O_NOCTTY));
+  if (!terminal.valid() || grantpt(terminal.get()) != 0 || unlockpt(terminal.get()) != 0) {
+    GTEST_SKIP() << "no terminal can be opened here";
+  }
+  for (const int signal : {SIGSEGV, SIGABRT}) {
+    auto options = here({"TERM=xterm"});
+    options.err = ptsname(terminal.get());
+    const FileDescriptor other_end = open_file(options.err, O_RDWR | O_NOCTTY, "open");
+    Program program({"train", "job.toml", "--training.steps", "100000", "--metrics.log_freq",
+                     "100000", "--validation.no_enable", "--checkpoint.no_enable"},
+                    options);
+    std::string shown;
+    const auto read_until = [&](const std::string& what) {
+      char part[4096];
+      pollfd readable = {terminal.get(), POLLIN, 0};
+      while (shown.find(what) == std::string::npos) {
+        if (poll(&readable, 1, /*ms=*/20'000) != 1) break;
+        const ssize_t size = read(terminal.get(), part, sizeof part);
+        if (size <= 0) break;
+        shown.append(part, static_cast<size_t>(size));
+      }
+    };
+    read_until("training: ");  // the line that is open while steps go on
+    shown.clear();
+    program.signal(signal);
+    read_until("\n");
+    EXPECT_THAT(shown, HasSubstr("\x1b[0m\r\n")) << signal;  // the terminal makes \r\n of \n
+    EXPECT_EQ(program.wait().killed_by, signal);
+  }
 }
 
 }  // namespace
