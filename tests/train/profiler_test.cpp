@@ -62,12 +62,13 @@ TEST(Profiler, LeavesATraceACycleAndTheLossesAsTheyAre) {
   EXPECT_FALSE(fs::exists(plain.folder.path() / "run/profile_traces"));
 }
 
-// The parts of a step stand in no row of the table, which is of operators.
+// The parts of a step stand in no row of the table, which is of operators. Which of those it names
+// depends on the clock, but some are ours.
 TEST(Profiler, NamedRangesAreNoOperators) {
   const GoldenJob job = golden_job();
   const test::LogCapture log;
   run(job.config(eight_steps("8")));
-  EXPECT_THAT(log.text(), HasSubstr("longhaul::adam_w"));
+  EXPECT_THAT(log.text(), HasSubstr("  longhaul::"));
   for (const char* name : {"  forward ", "  backward ", "  ProfilerStep#", "  model.layers."}) {
     EXPECT_THAT(log.text(), Not(HasSubstr(name)));
   }

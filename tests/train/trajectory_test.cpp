@@ -141,9 +141,9 @@ class Stepper {
     return losses.by_tower[0];
   }
 
-  // Of the last pass, in each layer for the rows with the smallest gaps between the last selected
-  // and the first left out key: the decisions up to that layer with these two exchanged. The
-  // nearest pair first.
+  // Of the last pass, in each layer for the rows with the smallest gaps between the last key to
+  // select and the first to leave out (by fp64 scores): the decisions up to that layer with these
+  // two exchanged. The nearest pair first.
   std::vector<Exchange> nearest_exchanges() const {
     std::vector<Exchange> exchanges;
     for (const auto& [layer, indices] : decisions_.topk_indices) {
@@ -185,15 +185,15 @@ class Stepper {
   }
 
  private:
-  // The decisions up to the layer, with another key in one row.
-  v3::Decisions exchanged(int64_t at_layer, int64_t at_row, int64_t selected,
-                          int64_t left_out) const {
+  // The decisions up to the layer, where one row has the other one of two keys.
+  v3::Decisions exchanged(int64_t at_layer, int64_t at_row, int64_t key, int64_t other) const {
     v3::Decisions decisions;
     for (const auto& [layer, indices] : decisions_.topk_indices) {
       if (layer <= at_layer) decisions.topk_indices[layer] = indices.clone();
     }
     auto row = decisions.topk_indices.at(at_layer).flatten(0, 1)[at_row];
-    row.masked_fill_(row == selected, left_out);
+    if (!(row == key).any().item<bool>()) std::swap(key, other);
+    row.masked_fill_(row == key, other);
     row.copy_(std::get<0>(row.sort()));
     return decisions;
   }
