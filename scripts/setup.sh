@@ -2,6 +2,7 @@
 # Installs what building and running longhaul needs on Debian 12: Debian packages, and libtorch and
 # Arrow (which reads Parquet) from their PyPI wheels in a virtual environment in a per-user cache.
 # What is there already is left alone.
+#   scripts/setup.sh --fuzz   also installs what the preset `fuzz` needs (Clang's libFuzzer)
 #   LONGHAUL_CACHE     another place for the cache (default: ~/.cache/longhaul)
 #   LONGHAUL_LIBTORCH  a libtorch 2.11 of your own (the folder with include/ and lib/): none is installed
 #   LONGHAUL_ARROW     an Arrow of your own (pyarrow's folder, with include/): none is installed
@@ -12,6 +13,14 @@ cd "$(dirname "$0")/.."
 packages=(g++ cmake ninja-build ccache pkg-config python3 python3-venv git ca-certificates
   libtomlplusplus-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libsimdjson-dev
   libpcre2-dev libicu-dev libxxhash-dev zlib1g-dev libzstd-dev libgtest-dev libgmock-dev libbenchmark-dev)
+case "${1:-}" in
+  "") ;;
+  --fuzz) packages+=(clang libclang-rt-14-dev libomp-dev) ;;
+  *)
+    echo "setup: unknown argument '$1' (there is --fuzz)" >&2
+    exit 2
+    ;;
+esac
 torch_version=2.11.0
 arrow_wheel=pyarrow==26.0.1
 cache="${LONGHAUL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/longhaul}"

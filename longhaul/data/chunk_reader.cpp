@@ -89,7 +89,8 @@ void ChunkReader::open_tokens(size_t number, const Unit& unit) {
   const SourceFile& file = context_.sources.files[number];
   if (!context_.sound_files.contains(number)) verify(*file.shard);
   context_.sound_files.insert(number);
-  tokens_ = std::make_unique<TokenUnit>(TokenShard(*file.shard), &file, unit.begin, unit.end);
+  tokens_ =
+      std::make_unique<TokenUnit>(TokenUnit{TokenShard(*file.shard), &file, unit.begin, unit.end});
 }
 
 void ChunkReader::count_bytes() {

@@ -282,6 +282,16 @@ TEST(Load, HeadersWithoutAName) {
   EXPECT_EQ(error_of("[=]"), "job.toml:1: broken TOML: not a key");
 }
 
+// toml++ leaves it open whether these are white space.
+TEST(Load, LettersBeyondAscii) {
+  EXPECT_TRUE(error_of("[job]\n\u00e9 = 1\n").starts_with("job.toml:2: broken TOML: "));
+  EXPECT_TRUE(error_of("[job]\n\u0488 = 1\n").starts_with("job.toml:2: broken TOML: "));
+  EXPECT_TRUE(error_of("[job]\n\U0001f600 = 1\n").starts_with("job.toml:2: broken TOML: "));
+  // Behind a backslash the line's end goes, and the white space after it.
+  EXPECT_EQ(job("[job]\ndescription = \"\"\"one \\\n  \u00e9t\u00e9\"\"\"\n").job.description,
+            "one \u00e9t\u00e9");
+}
+
 TEST(Load, WhatIsGivenTwice) {
   EXPECT_EQ(error_of("[training]\nsteps = 1\nsteps = 2\n"),
             "job.toml:3: the integer 'steps' is given twice; remove one");
