@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/utf8.h"
 #include "longhaul/data/byte_alphabet.h"
 #include "longhaul/data/pair_merger.h"
 #include "longhaul/data/piece_cutter.h"

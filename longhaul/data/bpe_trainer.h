@@ -31,7 +31,7 @@ class BpeTrainer {
   explicit BpeTrainer(BpeTrainingOptions options);
   ~BpeTrainer();
 
-  // Counts the pieces of one document; broken UTF-8 is repaired (utf8.h).
+  // Counts the pieces of one document; broken UTF-8 is repaired (base/utf8.h).
   void add_document(std::string_view text);
 
   struct Result {

@@ -4,6 +4,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/file.h"
+#include "longhaul/base/utf8.h"
 #include "longhaul/data/utf8.h"
 
 namespace longhaul::data {
