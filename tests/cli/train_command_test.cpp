@@ -1,6 +1,4 @@
 // A whole small life through the program, and what a picky user tries with settings that are fine.
-#include <poll.h>
-
 #include <algorithm>
 #include <cmath>
 #include <thread>
@@ -11,6 +9,7 @@ namespace longhaul {
 namespace {
 
 using nlohmann::json;
+using test::on_a_terminal;
 using test::Program;
 using test::slurp;
 using test::Words;
@@ -364,27 +363,6 @@ TEST_F(TrainCommand, PipedOutputHasNoEscapeCodes) {
   EXPECT_EQ(result.err.find('\x1b'), std::string::npos);
   EXPECT_EQ(result.err.find('\r'), std::string::npos);
   EXPECT_EQ(result.out, "");
-}
-
-// What the program writes to a terminal as its stderr.
-std::string on_a_terminal(const Words& words, test::ProgramOptions options) {
-  const FileDescriptor terminal(posix_openpt(O_RDWR | O_NOCTTY));
-  if (!terminal.valid() || grantpt(terminal.get()) != 0 || unlockpt(terminal.get()) != 0) return "";
-  options.err = ptsname(terminal.get());
-  const FileDescriptor other_end = open_file(options.err, O_RDWR | O_NOCTTY, "open");
-  Program program(words, options);
-  std::string text;
-  pollfd readable = {terminal.get(), POLLIN, 0};
-  // Read while it runs: a terminal holds only 4 KiB.
-  for (bool running = true; running || poll(&readable, 1, 0) == 1;) {
-    running = program.running();
-    if (poll(&readable, 1, /*ms=*/20) != 1) continue;
-    char part[4096];
-    const ssize_t size = read(terminal.get(), part, sizeof part);
-    if (size <= 0) break;
-    text.append(part, static_cast<size_t>(size));
-  }
-  return text;
 }
 
 TEST_F(TrainCommand, ColourOnATerminalUnlessUnwanted) {
