@@ -342,6 +342,30 @@ TEST_F(TrainCommand, TypesAndForms) {
   }
 }
 
+// They grow with the tokens, hold at least what the backward pass needs, and less where blocks are
+// computed again; what was made before the first step does not count.
+TEST_F(TrainCommand, ActivationsAreWhatAStepHolds) {
+  const auto activations = [&](int64_t rows, const std::string& mode) {
+    const std::string run_folder = mode + std::to_string(rows);
+    expect_trained(train_only({"--training.steps", "1", "--job.dump_folder", run_folder,
+                               "--training.local_batch_size", std::to_string(rows),
+                               "--activation_checkpoint.mode", mode}));
+    return metrics(run_folder).at(0)["memory"]["activations"].get<int64_t>();
+  };
+  const auto of_a_token = [&](const std::string& mode) {
+    return (activations(64, mode) - activations(32, mode)) / (32 * 64);
+  };
+  const int64_t all_kept = of_a_token("none"), computed_again = of_a_token("full");
+  // The inputs of each layer's linears in fp32, of widths in the flavor's config.json: attention's,
+  // then those of the MLP, or of two experts and the shared one.
+  const int64_t attention = 64 + 32 + 32 + 64, mlp = 64 + 128, experts = 64 + 3 * 32;
+  EXPECT_GT(all_kept, 4 * (2 * attention + mlp + experts));
+  EXPECT_GT(computed_again, 4 * 2 * 64) << "the inputs of two blocks";
+  EXPECT_LT(computed_again, 0.7 * static_cast<double>(all_kept));
+  // The product that measures the machine takes 12 MiB.
+  EXPECT_LT(activations(2, "none"), 6 << 20);
+}
+
 TEST_F(TrainCommand, TwoModulesOfMultiTokenPrediction) {
   expect_trained(train({"--mtp.num_modules", "2"}));
   for (const auto& line : metrics()) {
