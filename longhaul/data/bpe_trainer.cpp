@@ -163,6 +163,9 @@ BpeTrainer::BpeTrainer(BpeTrainingOptions options) : options_(std::move(options)
   }
   for (const auto& token : options_.special_tokens) {
     if (token.empty()) fail_user("a special token is empty");
+    if (!is_valid_utf8(token)) {
+      fail_user("the special token '{}' is not UTF-8 text", repair_utf8(token));
+    }
   }
   counts_ = std::make_unique<Counts>(options_.pattern);
 }

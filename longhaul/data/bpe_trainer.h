@@ -27,7 +27,8 @@ struct BpeTrainingOptions {
 
 class BpeTrainer {
  public:
-  // UserError when vocab_size leaves no room for bytes and special tokens, or for a bad pattern.
+  // UserError when vocab_size leaves no room for bytes and special tokens, for one that is empty or
+  // not UTF-8, or for a bad pattern.
   explicit BpeTrainer(BpeTrainingOptions options);
   ~BpeTrainer();
 
