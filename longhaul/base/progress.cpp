@@ -66,6 +66,8 @@ void ProgressLine::erase_open_line() {
   if (line_is_open.exchange(false)) std::cerr << kEraseLine << std::flush;
 }
 
+std::string_view ProgressLine::erasure() { return standard_error().terminal ? kEraseLine : ""; }
+
 void ProgressLine::leave_terminal_sane() {
   if (!line_is_open.exchange(false)) return;
   constexpr char kEnd[] = "\x1b[0m\n";

@@ -8,6 +8,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 namespace longhaul {
 
@@ -40,6 +41,11 @@ class ProgressLine {
   // Erases the line that is open on the terminal, if one is, so that another text can take its
   // place; the next update writes it anew. The logger does so before each of its lines.
   static void erase_open_line();
+
+  // What erases the line that another process may hold open on the terminal at stderr, for a text
+  // to begin with that would run into it; "" if there is no terminal. The launcher of ranks shares
+  // its terminal with one of them.
+  static std::string_view erasure();
 
   // Ends the open line, if one is, and resets colours; the shell's prompt then stands on a line of
   // its own. For a process that dies: safe in a signal handler.

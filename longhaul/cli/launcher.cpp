@@ -21,6 +21,7 @@
 #include "longhaul/base/clock.h"
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
+#include "longhaul/base/progress.h"
 #include "longhaul/cli/failure_report.h"
 #include "longhaul/cli/rank_environment.h"
 #include "longhaul/cli/trace_signal.h"
@@ -194,7 +195,9 @@ void read_output(int number, Rank& rank) {
         rank.line += c;
         continue;
       }
-      if (!rank.line.empty()) fmt::print(stderr, "rank {}: {}\n", number, rank.line);
+      if (!rank.line.empty()) {
+        fmt::print(stderr, "{}rank {}: {}\n", ProgressLine::erasure(), number, rank.line);
+      }
       rank.line.clear();
     }
   }
@@ -359,6 +362,7 @@ void launch_ranks(const Launch& launch) {
   const auto cause = started.first_cause();
   if (!cause) return;
   started.end_others(!launch.traces.empty());
+  fmt::print(stderr, "{}", ProgressLine::erasure());  // a rank 0 that was killed left its line open
   if (cause->users_mistake) fail_user("{}", cause->what);
   throw Error(cause->what + collectives_text(launch.traces, start) +
               "; the other ranks were ended");

@@ -15,6 +15,7 @@
 #include "longhaul/base/log.h"
 #include "longhaul/base/progress.h"
 #include "longhaul/base/text.h"
+#include "longhaul/base/utf8.h"
 #include "longhaul/data/bpe_trainer.h"
 #include "longhaul/data/file_list.h"
 #include "longhaul/data/text_file.h"
@@ -115,7 +116,7 @@ class Input {
 
 json parse_line(const std::string& line, const std::string& place) {
   const bool valid = data::is_valid_utf8(line);
-  json value = json::parse(valid ? line : data::repair_utf8(line), nullptr, false);
+  json value = json::parse(valid ? line : repair_utf8(line), nullptr, false);
   if (value.is_discarded()) fail_user("{}: not valid JSON", place);
   return value;
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/utf8.h"
 #include "longhaul/config/load.h"
 #include "longhaul/config/option.h"
 #include "longhaul/config/toml_reader.h"
@@ -62,7 +63,7 @@ class WordReader {
 
   // A checkpoint keeps the job as JSON, which is UTF-8.
   void add(const Option& option, std::string value) {
-    if (const size_t at = first_not_utf8(value); at != std::string::npos) {
+    if (const size_t at = first_invalid_utf8(value); at != std::string::npos) {
       fail_user(
           "command line: {}: the value is not UTF-8 text (byte 0x{:02x}); write it in UTF-8, or "
           "rename the file that it names",

@@ -27,6 +27,7 @@ struct ParserAssertion {};
 #include <toml++/toml.h>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/utf8.h"
 
 namespace longhaul {
 namespace {
@@ -68,29 +69,8 @@ void collect(const toml::table& table, const std::string& prefix, std::vector<To
   }
 }
 
-// Length of the UTF-8 sequence that starts at `text[at]`, or 0 if it is not one (Unicode, table
-// 3-7: of some lead bytes not every second byte makes a character).
-size_t utf8_length(std::string_view text, size_t at) {
-  const auto lead = static_cast<unsigned char>(text[at]);
-  const size_t length = lead < 0x80   ? 1
-                        : lead < 0xC2 ? 0
-                        : lead < 0xE0 ? 2
-                        : lead < 0xF0 ? 3
-                        : lead < 0xF5 ? 4
-                                      : 0;
-  if (length == 0 || at + length > text.size()) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((static_cast<unsigned char>(text[at + i]) & 0xC0) != 0x80) return 0;
-  }
-  if (length < 3) return length;
-  const auto second = static_cast<unsigned char>(text[at + 1]);
-  const unsigned char least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-  const unsigned char most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-  return second < least || second > most ? 0 : length;
-}
-
 void check_utf8(const std::string& text, const std::string& name) {
-  const size_t at = first_not_utf8(text);
+  const size_t at = first_invalid_utf8(text);
   if (at == std::string::npos) return;
   const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<long>(at), '\n');
   fail_user("{}:{}: the file is not UTF-8 text (byte 0x{:02x}); save it as UTF-8", name, line,
@@ -125,15 +105,6 @@ int64_t line_of_assertion(const std::string& text) {
 }
 
 }  // namespace
-
-size_t first_not_utf8(std::string_view text) {
-  for (size_t at = 0; at < text.size();) {
-    const size_t length = utf8_length(text, at);
-    if (length == 0) return at;
-    at += length;
-  }
-  return std::string_view::npos;
-}
 
 std::vector<TomlEntry> parse_toml(const std::string& text, const std::string& name) {
   check_utf8(text, name);

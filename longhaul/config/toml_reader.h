@@ -3,7 +3,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "longhaul/config/raw_value.h"
@@ -20,9 +19,6 @@ struct TomlEntry {
 // Every value and every table of the text, in the order of their lines. `name` is the file's name
 // for messages. Throws UserError with name and line on text that is not UTF-8 or not TOML.
 std::vector<TomlEntry> parse_toml(const std::string& text, const std::string& name);
-
-// Where the first byte stands that is not of UTF-8 text; npos: nowhere.
-size_t first_not_utf8(std::string_view text);
 
 // One value, e.g. a list. `place` begins the message of the UserError.
 RawValue parse_toml_value(const std::string& text, const std::string& place);

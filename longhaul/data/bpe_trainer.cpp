@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/utf8.h"
 #include "longhaul/data/byte_alphabet.h"
 #include "longhaul/data/pair_merger.h"
 #include "longhaul/data/piece_cutter.h"
@@ -162,6 +163,9 @@ BpeTrainer::BpeTrainer(BpeTrainingOptions options) : options_(std::move(options)
   }
   for (const auto& token : options_.special_tokens) {
     if (token.empty()) fail_user("a special token is empty");
+    if (!is_valid_utf8(token)) {
+      fail_user("the special token '{}' is not UTF-8 text", repair_utf8(token));
+    }
   }
   counts_ = std::make_unique<Counts>(options_.pattern);
 }

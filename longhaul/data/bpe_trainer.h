@@ -27,11 +27,12 @@ struct BpeTrainingOptions {
 
 class BpeTrainer {
  public:
-  // UserError when vocab_size leaves no room for bytes and special tokens, or for a bad pattern.
+  // UserError when vocab_size leaves no room for bytes and special tokens, for one that is empty or
+  // not UTF-8, or for a bad pattern.
   explicit BpeTrainer(BpeTrainingOptions options);
   ~BpeTrainer();
 
-  // Counts the pieces of one document; broken UTF-8 is repaired (utf8.h).
+  // Counts the pieces of one document; broken UTF-8 is repaired (base/utf8.h).
   void add_document(std::string_view text);
 
   struct Result {

@@ -82,6 +82,7 @@ std::string ChunkWalk::fingerprint() const {
 void ChunkWalk::restart() {
   cursor_ = {};
   order_.clear();
+  told_bad_ = bad_->count();  // those that were read are read and counted again
 }
 
 std::optional<PackedChunk> ChunkWalk::next(uint64_t wanted, std::stop_token stop) {

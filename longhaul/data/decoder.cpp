@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/utf8.h"
 #include "longhaul/data/byte_alphabet.h"
 #include "longhaul/data/component.h"
 #include "longhaul/data/growth_limit.h"

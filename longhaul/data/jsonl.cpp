@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/utf8.h"
 #include "longhaul/data/utf8.h"
 
 namespace longhaul::data {

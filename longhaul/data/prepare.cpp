@@ -63,7 +63,8 @@ std::string plan_text(const Sources& sources, const Tokenizer& tokenizer,
     files += fmt::format("{} {} {}\n", file.path.string(), file.bytes, time);
   }
   plan["files_xxh3_128"] = hash_hex(files);
-  return plan.dump() + "\n";
+  // A field's name that is not UTF-8 is one that no document has.
+  return plan.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 // A folder of the corpus would then hold its own tokens.

@@ -4,6 +4,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/file.h"
+#include "longhaul/base/utf8.h"
 #include "longhaul/data/utf8.h"
 
 namespace longhaul::data {
@@ -28,7 +29,7 @@ size_t first_invalid(std::string_view text) {
   fail_user(
       "{}:{}: {} (byte {} of the file); convert the file to UTF-8, take it out of the data, or "
       "have it replaced by U+FFFD: training.invalid_text = \"replace\", or --invalid-text replace "
-      "of `longhaul tokenizer train`",
+      "of `longhaul data` and `longhaul tokenizer train`",
       path.string(), 1 + before.lines + lines_before_invalid(text),
       describe_byte(static_cast<unsigned char>(text[at])), before.bytes + at);
 }

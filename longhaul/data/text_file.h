@@ -12,7 +12,7 @@ namespace longhaul::data {
 
 enum class InvalidText {
   kStop,     // UserError
-  kReplace,  // each ill-formed part (utf8.h) and each NUL byte reads as U+FFFD
+  kReplace,  // each ill-formed part (base/utf8.h) and each NUL byte reads as U+FFFD
 };
 
 struct TextFile {

@@ -3,6 +3,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/base/file.h"
 #include "longhaul/base/rng.h"
+#include "longhaul/base/utf8.h"
 #include "longhaul/data/piece_cache.h"
 #include "longhaul/data/piece_cutter.h"
 #include "longhaul/data/tokenizer_file.h"

@@ -26,7 +26,7 @@ class Tokenizer {
   // `name` stands for the file in messages.
   static Tokenizer parse(std::string_view json, const std::string& name);
 
-  // Broken UTF-8 is read as U+FFFD (utf8.h).
+  // Broken UTF-8 is read as U+FFFD (base/utf8.h).
   std::vector<int32_t> encode(std::string_view text) const;
   // Ill-formed bytes come out as U+FFFD. UserError for an id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids) const;

@@ -1,6 +1,5 @@
-// UTF-8 of text that comes from disk. Broken input is repaired, never refused: each maximal
-// ill-formed part becomes one U+FFFD, as Python's errors="replace" and the Unicode standard have it
-// (chapter 3, "U+FFFD substitution of maximal subparts"). The tokenizer and the corpora call it.
+// The characters of UTF-8 text, and whether a large text is UTF-8; base/utf8.h says where it is
+// not. The tokenizer and the corpora call it.
 #pragma once
 
 #include <string>
@@ -11,13 +10,8 @@ namespace longhaul::data {
 // Some editors put it in front of a text.
 inline constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
+// Many times as fast as a search for the first ill-formed part.
 bool is_valid_utf8(std::string_view text);
-
-// Where the first ill-formed part begins; npos if there is none.
-size_t first_invalid_utf8(std::string_view text);
-
-// `text` with every ill-formed part replaced by U+FFFD.
-std::string repair_utf8(std::string_view text);
 
 // The code point at text[at] and its length in bytes; `text` must be valid UTF-8.
 struct CodePoint {

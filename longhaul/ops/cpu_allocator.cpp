@@ -68,6 +68,8 @@ class HeapAllocator final : public c10::Allocator {
 
 int64_t most_cpu_tensor_bytes() { return most_bytes.load(std::memory_order_relaxed); }
 
+void restart_most_cpu_tensor_bytes() { most_bytes = held_bytes.load(); }
+
 void install_cpu_allocator() {
   static HeapAllocator allocator;
   c10::SetAllocator(at::kCPU, &allocator, /*priority=*/1);

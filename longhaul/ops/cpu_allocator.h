@@ -12,8 +12,10 @@ namespace longhaul::ops {
 // Before the first tensor.
 void install_cpu_allocator();
 
-// The most that CPU tensors of the process held at once so far; 0 where another allocator is
-// installed.
+// The most that CPU tensors of the process held at once so far, or since the last restart of the
+// count; 0 where another allocator is installed.
 int64_t most_cpu_tensor_bytes();
+// Counts the most anew, from what they hold now.
+void restart_most_cpu_tensor_bytes();
 
 }  // namespace longhaul::ops

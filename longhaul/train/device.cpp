@@ -61,4 +61,9 @@ std::optional<int64_t> most_tensor_bytes(at::Device device) {
   return bytes > 0 ? std::optional(bytes) : std::nullopt;
 }
 
+void restart_most_tensor_bytes(at::Device device) {
+  device.is_cpu() ? ops::restart_most_cpu_tensor_bytes()
+                  : at::accelerator::resetPeakStats(device.index());
+}
+
 }  // namespace longhaul::train

@@ -25,8 +25,11 @@ void synchronize(at::Device device);
 // caching allocator has taken from the device for this process, cached blocks included.
 int64_t peak_device_memory_bytes(at::Device device);
 
-// The most that tensors on the device held at once so far, in bytes; nothing where the allocator
-// does not count (on a CPU: another one than ops/cpu_allocator.h's).
+// The most that tensors on the device held at once so far, or since the last restart of the count,
+// in bytes; nothing where the allocator does not count (on a CPU: another one than
+// ops/cpu_allocator.h's).
 std::optional<int64_t> most_tensor_bytes(at::Device device);
+// Counts the most anew, from what they hold now.
+void restart_most_tensor_bytes(at::Device device);
 
 }  // namespace longhaul::train

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "longhaul/base/file.h"
+#include "longhaul/train/results/thinning.h"
 #include "longhaul/train/summary.h"
 
 namespace longhaul::train {
@@ -89,20 +90,14 @@ Owners held_after(const std::vector<Allocation>& allocations, size_t end) {
   return owners;
 }
 
-// At most so many points, the peaks among them.
-std::vector<std::pair<double, double>> thinned(
+// Few enough points to draw, in MiB.
+std::vector<std::pair<double, double>> curve_of(
     const std::vector<std::pair<double, int64_t>>& timeline) {
-  constexpr size_t kMost = 2000;
-  const size_t stride = timeline.size() / kMost + 1;
+  constexpr size_t kStretches = 1000;
+  constexpr double kMiB = 1 << 20;
   std::vector<std::pair<double, double>> points;
-  for (size_t first = 0; first < timeline.size(); first += stride) {
-    const size_t end = std::min(first + stride, timeline.size());
-    const auto most =
-        std::max_element(timeline.begin() + static_cast<std::ptrdiff_t>(first),
-                         timeline.begin() + static_cast<std::ptrdiff_t>(end),
-                         [](const auto& a, const auto& b) { return a.second < b.second; });
-    constexpr double kMiB = 1 << 20;
-    points.emplace_back(most->first, static_cast<double>(most->second) / kMiB);
+  for (const auto& [ms, bytes] : thinned(timeline, kStretches)) {
+    points.emplace_back(ms, static_cast<double>(bytes) / kMiB);
   }
   return points;
 }
@@ -146,7 +141,7 @@ void write_memory_snapshot(const std::filesystem::path& path, const MemorySnapsh
   }
   write_atomic(path, json.dump(1) + "\n");
   write_atomic(std::filesystem::path(path).replace_extension(".svg"),
-               plot_svg({{"held by tensors", thinned(snapshot.timeline)}}, "milliseconds", "MiB"));
+               plot_svg({{"held by tensors", curve_of(snapshot.timeline)}}, "milliseconds", "MiB"));
 }
 
 }  // namespace longhaul::train

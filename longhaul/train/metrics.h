@@ -36,7 +36,7 @@ struct MemoryByKind {
   int64_t weights = 0;  // and the router's biases
   int64_t gradients = 0;
   int64_t optimizer = 0;
-  // The most that tensors held at once beyond these since the process began: activations, and what
+  // The most that tensors held at once beyond these since training began: activations, and what
   // else is made and goes within a step. Nothing where the allocator does not count.
   std::optional<int64_t> activations;
 };
@@ -55,7 +55,7 @@ struct StepMetrics {
   int64_t tokens = 0;  // seen by the run so far
   double tokens_per_second = 0;
   double mfu = 0;                 // share of the measured peak of matrix products
-  int64_t memory_peak_bytes = 0;  // of the device, since the process began
+  int64_t memory_peak_bytes = 0;  // see peak_device_memory_bytes()
   double time = 0;                // seconds since 1970
   bool skipped = false;           // a non-finite step that was not applied
   std::map<std::string, CommunicationMetrics> comm;  // by "<axis>.<kind>"; empty on one rank

@@ -5,8 +5,9 @@
 
 namespace longhaul::train {
 
-// Floating-point operations a second (a multiply-add is two) of a square product in `dtype`, the
-// best of a few short runs; about a tenth of a second.
+// Floating-point operations a second (a multiply-add is two) of square products in `dtype`: after a
+// warm-up the best of at least five rounds, each of as many products as take a hundredth of a
+// second. Takes about a tenth of a second, more only where five products do.
 double measure_peak_flops(at::Device device, at::ScalarType dtype);
 
 }  // namespace longhaul::train

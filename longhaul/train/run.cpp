@@ -21,6 +21,7 @@
 #include "longhaul/config/write.h"
 #include "longhaul/dtensor/exchange.h"
 #include "longhaul/train/data_source.h"
+#include "longhaul/train/device.h"
 #include "longhaul/train/guard.h"
 #include "longhaul/train/hf_export.h"
 #include "longhaul/train/preflight.h"
@@ -215,6 +216,8 @@ void Run::prepare() {
   look_for_end_of_data();
   if (is_first_rank()) open_run_folder();
   if (is_first_rank() || config_.metrics.save_for_all_ranks) open_metrics();
+  // What the preparation took does not count as activations.
+  restart_most_tensor_bytes(trainer_.model().settings().device);
   start_ = Clock::now();
 }
 

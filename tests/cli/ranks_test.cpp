@@ -79,6 +79,20 @@ TEST_F(Ranks, ARankThatFailsIsNamedWithItsWords) {
               AllOf(HasSubstr("error: rank 1 ended with status 1"), HasSubstr("train.step")));
 }
 
+// The first rank's live line is open on the terminal while others speak through the launcher.
+TEST_F(Ranks, OnATerminalNoTextRunsIntoTheLiveLine) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const Words words =
+      train_words({"--ranks", "2", "--training.steps", "100", "--validation.no_enable",
+                   "--checkpoint.no_enable", "--metrics.log_freq", "1000",
+                   "--comm.train_timeout_seconds", "20"});
+  const std::string shown = on_a_terminal(
+      words, here({"NO_COLOR=1", "TERM=xterm", "LONGHAUL_FAULT=train.step:90:throw:rank-1"}));
+  if (shown.empty()) GTEST_SKIP() << "no terminal can be opened here";
+  EXPECT_THAT(shown, AllOf(HasSubstr("\x1b[2Ktraining: "), HasSubstr("\x1b[2Krank 1: error: "),
+                           HasSubstr("\x1b[2Kerror: rank 1 ended with status 1")));
+}
+
 TEST_F(Ranks, TheFirstRanksWordsAreShownToo) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
   const auto result = train_on(2, {"--comm.train_timeout_seconds", "20"},

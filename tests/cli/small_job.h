@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <nlohmann/json.hpp>
 
@@ -144,6 +145,27 @@ class SmallJob : public ::testing::Test {
 
   TempFolder folder_;
 };
+
+// What the program writes to a terminal as its stderr; "" if no terminal can be opened here.
+inline std::string on_a_terminal(const Words& words, ProgramOptions options) {
+  const FileDescriptor terminal(posix_openpt(O_RDWR | O_NOCTTY));
+  if (!terminal.valid() || grantpt(terminal.get()) != 0 || unlockpt(terminal.get()) != 0) return "";
+  options.err = ptsname(terminal.get());
+  const FileDescriptor other_end = open_file(options.err, O_RDWR | O_NOCTTY, "open");
+  Program program(words, options);
+  std::string text;
+  pollfd readable = {terminal.get(), POLLIN, 0};
+  // Read while it runs: a terminal holds only 4 KiB.
+  for (bool running = true; running || poll(&readable, 1, 0) == 1;) {
+    running = program.running();
+    if (poll(&readable, 1, /*ms=*/20) != 1) continue;
+    char part[4096];
+    const ssize_t size = read(terminal.get(), part, sizeof part);
+    if (size <= 0) break;
+    text.append(part, static_cast<size_t>(size));
+  }
+  return text;
+}
 
 // An error of a user's: exit status 2, and exactly one line of it that holds all of `parts`.
 inline void expect_user_error(const ProgramResult& result, const Words& parts, int status = 2) {

@@ -1,6 +1,4 @@
 // A whole small life through the program, and what a picky user tries with settings that are fine.
-#include <poll.h>
-
 #include <algorithm>
 #include <cmath>
 #include <thread>
@@ -11,6 +9,7 @@ namespace longhaul {
 namespace {
 
 using nlohmann::json;
+using test::on_a_terminal;
 using test::Program;
 using test::slurp;
 using test::Words;
@@ -343,6 +342,30 @@ TEST_F(TrainCommand, TypesAndForms) {
   }
 }
 
+// They grow with the tokens, hold at least what the backward pass needs, and less where blocks are
+// computed again; what was made before the first step does not count.
+TEST_F(TrainCommand, ActivationsAreWhatAStepHolds) {
+  const auto activations = [&](int64_t rows, const std::string& mode) {
+    const std::string run_folder = mode + std::to_string(rows);
+    expect_trained(train_only({"--training.steps", "1", "--job.dump_folder", run_folder,
+                               "--training.local_batch_size", std::to_string(rows),
+                               "--activation_checkpoint.mode", mode}));
+    return metrics(run_folder).at(0)["memory"]["activations"].get<int64_t>();
+  };
+  const auto of_a_token = [&](const std::string& mode) {
+    return (activations(64, mode) - activations(32, mode)) / (32 * 64);
+  };
+  const int64_t all_kept = of_a_token("none"), computed_again = of_a_token("full");
+  // The inputs of each layer's linears in fp32, of widths in the flavor's config.json: attention's,
+  // then those of the MLP, or of two experts and the shared one.
+  const int64_t attention = 64 + 32 + 32 + 64, mlp = 64 + 128, experts = 64 + 3 * 32;
+  EXPECT_GT(all_kept, 4 * (2 * attention + mlp + experts));
+  EXPECT_GT(computed_again, 4 * 2 * 64) << "the inputs of two blocks";
+  EXPECT_LT(computed_again, 0.7 * static_cast<double>(all_kept));
+  // The product that measures the machine takes 12 MiB.
+  EXPECT_LT(activations(2, "none"), 6 << 20);
+}
+
 TEST_F(TrainCommand, TwoModulesOfMultiTokenPrediction) {
   expect_trained(train({"--mtp.num_modules", "2"}));
   for (const auto& line : metrics()) {
@@ -364,27 +387,6 @@ TEST_F(TrainCommand, PipedOutputHasNoEscapeCodes) {
   EXPECT_EQ(result.err.find('\x1b'), std::string::npos);
   EXPECT_EQ(result.err.find('\r'), std::string::npos);
   EXPECT_EQ(result.out, "");
-}
-
-// What the program writes to a terminal as its stderr.
-std::string on_a_terminal(const Words& words, test::ProgramOptions options) {
-  const FileDescriptor terminal(posix_openpt(O_RDWR | O_NOCTTY));
-  if (!terminal.valid() || grantpt(terminal.get()) != 0 || unlockpt(terminal.get()) != 0) return "";
-  options.err = ptsname(terminal.get());
-  const FileDescriptor other_end = open_file(options.err, O_RDWR | O_NOCTTY, "open");
-  Program program(words, options);
-  std::string text;
-  pollfd readable = {terminal.get(), POLLIN, 0};
-  // Read while it runs: a terminal holds only 4 KiB.
-  for (bool running = true; running || poll(&readable, 1, 0) == 1;) {
-    running = program.running();
-    if (poll(&readable, 1, /*ms=*/20) != 1) continue;
-    char part[4096];
-    const ssize_t size = read(terminal.get(), part, sizeof part);
-    if (size <= 0) break;
-    text.append(part, static_cast<size_t>(size));
-  }
-  return text;
 }
 
 TEST_F(TrainCommand, ColourOnATerminalUnlessUnwanted) {

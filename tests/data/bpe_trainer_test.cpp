@@ -83,6 +83,9 @@ TEST(BpeTrainer, BadInput) {
   EXPECT_THAT(user_error([] { train_bpe({"a"}, {.vocab_size = 256}); }), HasSubstr("257"));
   EXPECT_THAT(user_error([] { train_bpe({"a"}, {.vocab_size = 300, .pattern = "("}); }),
               HasSubstr("'('"));
+  EXPECT_THAT(
+      user_error([] { train_bpe({"a"}, {.vocab_size = 300, .special_tokens = {"<\xFF>"}}); }),
+      HasSubstr("'<\uFFFD>' is not UTF-8"));
   EXPECT_EQ(train_bpe({"a\xFF"}, {.vocab_size = 300}).vocab_size, 257);
 }
 

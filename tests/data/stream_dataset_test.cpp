@@ -338,6 +338,18 @@ TEST_F(Stream, BadDocumentsOfAPassAreCounted) {
   EXPECT_THAT(log.text(), HasSubstr("2 bad documents were left out"));
 }
 
+TEST_F(Stream, BadDocumentsThatAreReadAgainCountOnceInAPass) {
+  folder_.write("corpus/0.jsonl", "{\"text\": 1}\n{}\n" + jsonl({marked(300)}));
+  auto options = small_chunks(/*shuffle=*/false);
+  options.chunks.documents.skip_bad = true;
+  test::LogCapture log;
+  const auto data = stream(corpus(), options);
+  for (uint64_t row = 0; row < 40; ++row) data->row(row);
+  data->row(0);  // long dropped
+  data->row(data->rows_in_a_pass() + 1);
+  EXPECT_THAT(log.text(), HasSubstr("2 bad documents were left out"));
+}
+
 // An end, and no hang.
 TEST(StreamEnd, OfDataWithoutText) {
   const TemporaryFolder folder;

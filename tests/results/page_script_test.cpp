@@ -1,4 +1,6 @@
-// The page's own script, where there is a Node.js to run it.
+// The page's own script: its functions, where there is a Node.js to run them, and the whole page,
+// where there is a browser.
+#include "longhaul/train/results/report.h"
 #include "longhaul/train/results/report_assets.h"
 #include "tests/results/run_folder.h"
 #include "tests/support/program.h"
@@ -67,6 +69,100 @@ console.log(make_scale(1, 1000, 0, 1, true).ticks(5).join(" "));
 TEST_F(PageScript, SmoothingIsUnbiasedAtTheStart) {
   EXPECT_EQ(run("console.log(JSON.stringify(smoothed([[1, 4], [2, 4], [3, 0]], 0.5)));"),
             "[[1,4],[2,4],[3,1.7142857142857142]]\n");
+}
+
+// Chromium without a screen.
+class PageInABrowser : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const bool there = test::Program({"--version"}, {}, "/usr/bin/chromium").wait().status == 0;
+    if (!there) GTEST_SKIP() << "there is no /usr/bin/chromium to show the page in";
+  }
+
+  void write(const std::string& name, const std::vector<StepMetrics>& steps) const {
+    test::write_run(folder_ / name, steps);
+  }
+
+  // On the page of these runs: the errors of the page's scripts, then what the JavaScript `answer`,
+  // a function's body that runs after them, returns.
+  std::string ask(const std::vector<std::filesystem::path>& runs, const std::string& answer) const {
+    std::string page = report_page(runs);
+    const auto insert = [&](const std::string& place, const std::string& script) {
+      page.insert(page.find(place), "<script>" + script + "</script>");
+    };
+    insert("<main", R"(
+const errors = [];
+addEventListener("error", (event) => errors.push(event.message));
+)");
+    insert("</body>", R"(
+let told = "";
+const drawn = () => [...document.querySelectorAll("polyline.curve")];
+const all_finite = () => drawn().every((one) => /^[-0-9. ,]+$/.test(one.getAttribute("points")));
+try { told = (() => {)" + answer +
+                          R"(})(); } catch (error) { errors.push(error.message); }
+document.documentElement.textContent = ["", ...errors, told, ""].join("\n");
+)");
+    test::spill(folder_ / "page.html", page);
+    const auto result = test::Program({"120", "chromium", "--headless", "--no-sandbox",
+                                       "--disable-gpu", "--disable-dev-shm-usage",
+                                       "--user-data-dir=" + (folder_ / "browser").string(),
+                                       "--dump-dom", "file://" + (folder_ / "page.html").string()},
+                                      {}, "/usr/bin/timeout")
+                            .wait();
+    EXPECT_EQ(result.status, 0) << result.err;
+    const size_t begin = result.out.find("\n", result.out.find("<html")) + 1;
+    return result.out.substr(begin, result.out.rfind("\n</html>") - begin);
+  }
+
+  test::TempFolder folder_;
+};
+
+TEST_F(PageInABrowser, DrawsEveryCurveAndAnswersTheControls) {
+  write("run", {test::small_step(1), test::small_step(2), test::small_step(3)});
+  EXPECT_EQ(ask({folder_ / "run"}, R"(
+const said = [drawn().length, all_finite()];
+const map = [...document.querySelectorAll("canvas")].at(-1).getContext("2d");
+said.push(new Set([0, 1, 2].map((expert) => map.getImageData(expert, 0, 1, 1).data.join())).size);
+document.getElementById("log").click();
+said.push(drawn().length);
+const smoothing = document.getElementById("smoothing");
+smoothing.value = 0.5;
+smoothing.dispatchEvent(new Event("input"));
+said.push(drawn().length);
+document.querySelector(".legend button").click();
+said.push(drawn().length, all_finite());
+const chart = document.querySelector("figure svg"), box = chart.getBoundingClientRect();
+const middle = {clientX: box.left + box.width / 2, clientY: box.top + 50};
+chart.dispatchEvent(new PointerEvent("pointermove", middle));
+said.push(document.querySelector(".tip b").textContent);
+const slider = document.querySelector("figure input");
+slider.value = 0;
+slider.dispatchEvent(new Event("input"));
+said.push(slider.closest("figure").querySelector("p").textContent.split(":")[0]);
+return said.join(", ");
+)"),
+            // Five figures and two of both layers beside the loss; three loads, three colours;
+            // smooth curves before the raw ones; one layer hidden.
+            "10, true, 3, 10, 20, 18, true, step 2, step 1");
+}
+
+TEST_F(PageInABrowser, ShowsRunsThatHaveLittleInCommon) {
+  StepMetrics bare;
+  bare.step = 1;
+  bare.loss = NAN;
+  write("bare", {bare});
+  write("run", {test::small_step(1), test::small_step(2)});
+  test::spill(folder_ / "run/job.toml", "[optimizer]\nlr = 0.001\n");
+  test::spill(folder_ / "run/environment.json", R"({"starts": [
+      {"first_step": 1, "time": 1, "host": "one", "memory_bytes": 1024},
+      {"first_step": 2, "time": 2, "host": "two", "memory_bytes": 1024}]})");
+  EXPECT_EQ(ask({folder_ / "bare", folder_ / "run"}, R"(
+const of = (row) => [...row.children].map((cell) => cell.textContent).join(" ");
+const rows = [...document.querySelectorAll("tr")].map(of);
+const found = ["optimizer.lr", "host", "memory"].map((name) => rows.find((row) => row.startsWith(name)));
+return [all_finite(), document.querySelectorAll("canvas").length > 0, ...found].join(", ");
+)"),
+            "true, true, optimizer.lr - 0.001, host one two, memory 1.0 KiB 1.0 KiB");
 }
 
 }  // namespace

@@ -53,6 +53,12 @@ TEST_F(Report, TheLoadIsInPercentOfTheMean) {
   EXPECT_EQ(load["frames"][0], json::parse(R"({"step": 1, "percent": [100, 0, 200]})"));
 }
 
+TEST_F(Report, ALoadWithoutLayersIsNone) {
+  std::filesystem::create_directories(folder_ / "run");
+  test::spill(folder_ / "run/metrics.jsonl", "{\"step\": 1, \"expert_load\": {}}\n");
+  EXPECT_TRUE(data()["expert_load"].is_null());
+}
+
 TEST_F(Report, WhatARunHasNot) {
   StepMetrics bare;
   bare.step = 1;

@@ -25,6 +25,14 @@ TEST(Starts, ARunThatGoesOnAddsOneAndDropsWhatIsUndone) {
   EXPECT_EQ(read_starts(path)[0]["host"], "d");
 }
 
+TEST(Starts, ANameThatIsNotUtf8IsRepaired) {
+  const test::TempFolder folder;
+  const auto path = folder / "environment.json";
+  add_start(path, 0, {{"host", "caf\xE9"}});
+  ASSERT_EQ(read_starts(path).size(), 1u);
+  EXPECT_EQ(read_starts(path)[0]["host"], "caf\uFFFD");
+}
+
 TEST(Starts, WhatIsNoSuchFile) {
   const test::TempFolder folder;
   const auto path = folder / "environment.json";

@@ -1,6 +1,10 @@
 // What a run measures beside its losses, and when.
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
+#include "longhaul/base/clock.h"
+#include "longhaul/ops/matmul/matmul.h"
+#include "longhaul/train/peak.h"
 #include "longhaul/train/resolve_model.h"
 #include "tests/train/job_fixture.h"
 
@@ -104,6 +108,21 @@ TEST(Measures, RecallInTheStepsThatItIsAskedFor) {
       EXPECT_LE(share.get<double>(), 1 + 1e-5);
     }
   }
+}
+
+// What MFU is a share of. A product that is timed by itself may fall behind, but not get far ahead.
+TEST(Measures, NoProductIsFasterThanThePeak) {
+  const double peak = train::measure_peak_flops(at::kCPU, at::kFloat);
+  constexpr int64_t kSize = 1024;
+  const at::Tensor x = at::ones({kSize, kSize});
+  double best = 0;
+  for (int i = 0; i < 4; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    ops::product(x, x);
+    best = std::max(best, 2.0 * kSize * kSize * kSize / seconds_since(start));
+  }
+  EXPECT_LT(best, 1.5 * peak);
+  EXPECT_GT(best, 0.02 * peak);
 }
 
 TEST(Measures, TheRunFolderSaysWhatItRanOn) {

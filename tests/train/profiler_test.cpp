@@ -52,9 +52,11 @@ TEST(Profiler, LeavesATraceACycleAndTheLossesAsTheyAre) {
   for (const char* step : {"iteration_4", "iteration_8"}) {
     const auto names =
         names_in(job.folder.path() / "run/profile_traces" / step / "rank0_trace.json");
-    for (const char* name : {"longhaul::sparse_flash_attention", "longhaul::adam_w", "data",
-                             "forward", "backward", "optimizer", "model.layers.0.self_attn.indexer",
-                             "model.layers.1.mlp", "lm_head and loss"}) {
+    for (const char* name :
+         {"longhaul::sparse_flash_attention", "longhaul::adam_w", "data", "forward", "backward",
+          "optimizer", "model.layers.0.self_attn.indexer", "model.layers.1.mlp",
+          "model.layers.1.mlp.gate", "model.layers.1.mlp.dispatch", "model.layers.1.mlp.experts",
+          "model.layers.1.mlp.combine", "model.layers.1.mlp.shared_experts", "lm_head and loss"}) {
       EXPECT_EQ(names.count(name), 1U)
           << name << " in " << step << " of " << names.size() << " names";
     }

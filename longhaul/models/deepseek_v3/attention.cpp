@@ -104,7 +104,7 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
       o_proj_.forward(values_BSHV.reshape({x_BSD.size(0), x_BSD.size(1), heads_ * value_}));
   if (ctx.probe) ctx.probe("attn_out", layer_, out);
   if (ctx.measure_recall && ctx.recording() && indexer_inputs.query_BSHD.defined()) {
-    record_recall(indexer_inputs, operands, selection.indices_BSK, sequence, ctx);
+    record_recall(indexer_inputs, operands, {selection.indices_BSK, result}, sequence, ctx);
   }
   if (!learn) return out;
   const Tensor loss =
@@ -200,17 +200,21 @@ Tensor Attention::dense_indexer_loss(const ops::IndexerInputs& inputs, const Ope
 // two softmaxes' denominators. A query that sees no key has 0 of both, one that sees some at
 // least 1.
 void Attention::record_recall(const ops::IndexerInputs& inputs, const Operands& operands,
-                              Tensor indices, const Sequence& sequence,
+                              const Attended& attended, const Sequence& sequence,
                               const ForwardContext& ctx) const {
   const at::NoGradGuard no_grad;
   // A recomputed pass does not come here, so nothing is kept for it.
   const ops::SavedResults::Scope nothing(nullptr, ops::SavedResults::Phase::kForward);
   const auto visible = sequence.visible_keys();
-  if (!indices.defined()) indices = indexer_->select(inputs, visible, dsa_kernel_).indices_BSK;
+  const bool was_sparse = attended.indices.defined();
+  const Tensor indices =
+      was_sparse ? attended.indices : indexer_->select(inputs, visible, dsa_kernel_).indices_BSK;
   const ops::AttentionOptions options{
       .scale = scale_, .value_dim = latent_, .return_statistics = true, .kernel = dsa_kernel_};
-  const auto all =
-      ops::flash_attention(operands.query, operands.key, operands.value, visible, options);
+  // The warm-up's own pass has the dense statistics.
+  const auto all = was_sparse ? ops::flash_attention(operands.query, operands.key, operands.value,
+                                                     visible, options)
+                              : attended.result;
   const auto selected =
       ops::sparse_flash_attention(operands.query, operands.key, operands.value, indices, options);
   const Tensor mass_BSH = selected.softmax_sum * (selected.softmax_max - all.softmax_max).exp() /

@@ -47,10 +47,17 @@ class Attention : public nn::Module {
   // Summed over the queries, over all visible keys.
   Tensor dense_indexer_loss(const ops::IndexerInputs& inputs, const Operands& operands,
                             const ops::AttentionResult& attention, const Sequence& sequence) const;
-  // Records the indexer's recall of the keys at `indices`, or where they are undefined (dense
-  // warm-up) of those that it would select. A dense and a sparse pass, without a gradient.
-  void record_recall(const ops::IndexerInputs& inputs, const Operands& operands, Tensor indices,
-                     const Sequence& sequence, const ForwardContext& ctx) const;
+  // What this pass attended to, and what came of it.
+  struct Attended {
+    Tensor indices;  // undefined: all visible keys
+    const ops::AttentionResult& result;
+  };
+  // Records the indexer's recall of the keys that were attended to, or in the dense warm-up of
+  // those that it would select. Without a gradient: a sparse pass, and a dense one unless that was
+  // this.
+  void record_recall(const ops::IndexerInputs& inputs, const Operands& operands,
+                     const Attended& attended, const Sequence& sequence,
+                     const ForwardContext& ctx) const;
   Tensor attach_indexer_loss(const Tensor& out, const Tensor& sum, const Sequence& sequence,
                              const ForwardContext& ctx) const;
 

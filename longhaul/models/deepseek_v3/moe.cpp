@@ -2,7 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "longhaul/nn/auxiliary_loss.h"
+#include "longhaul/nn/profile_range.h"
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/grouped_matmul/grouped_matmul.h"
 #include "longhaul/ops/matmul/matmul.h"
@@ -14,6 +17,13 @@ namespace {
 // The router's bias stays fp32 (fp64 in fp64) whatever the weights are.
 nn::TensorSpec bias_spec(const ModelSettings& settings) {
   return {settings.param_dtype == at::kDouble ? at::kDouble : at::kFloat, settings.device};
+}
+
+// Named in a profiler's trace.
+template <typename Compute>
+auto in_range(int64_t layer, const char* part, const Compute& compute) {
+  const nn::ProfileRange range("model.layers.{}.mlp.{}", layer, part);
+  return compute();
 }
 
 }  // namespace
@@ -139,17 +149,28 @@ Tensor Moe::forward(const Tensor& x_BSD, const Sequence& sequence,
   const Tensor routed = hooked({x_BSD, sequence.slots->valid}, [&](const std::vector<Tensor>& in) {
     return route({.x_BSD = in[0], .valid_BS = in[1], .sequence = sequence}, ctx);
   });
-  return shared_experts_ ? routed + shared_experts_->forward(x_BSD) : routed;
+  if (!shared_experts_) return routed;
+  return routed +
+         in_range(layer_, "shared_experts", [&] { return shared_experts_->forward(x_BSD); });
 }
 
 Tensor Moe::route(const Tokens& tokens, const ForwardContext& ctx) const {
   const Tensor x_TD = tokens.x_BSD.reshape({-1, tokens.x_BSD.size(-1)});
-  const auto routing = router_.forward(x_TD, tokens.valid_BS.reshape(-1), ctx);
-  const auto order = ops::sort_by_expert(routing.experts_TK, num_experts_);
-  const Tensor rows =
-      experts_.forward(ops::moe_token_permute(x_TD, order, permute_kernel_), order.counts_E);
-  const Tensor out = ops::moe_token_unpermute(rows, routing.weights_TK, order, permute_kernel_)
-                         .view(tokens.x_BSD.sizes());
+  const auto routing = in_range(
+      layer_, "gate", [&] { return router_.forward(x_TD, tokens.valid_BS.reshape(-1), ctx); });
+  ops::TokenOrder order;
+  Tensor sorted_MD = in_range(layer_, "dispatch", [&] {
+    order = ops::sort_by_expert(routing.experts_TK, num_experts_);
+    return ops::moe_token_permute(x_TD, order, permute_kernel_);
+  });
+  // What the backward pass does not need goes with the call.
+  const Tensor rows_MD = in_range(layer_, "experts", [&] {
+    return experts_.forward(std::exchange(sorted_MD, {}), order.counts_E);
+  });
+  const Tensor out = in_range(layer_, "combine", [&] {
+    return ops::moe_token_unpermute(rows_MD, routing.weights_TK, order, permute_kernel_)
+        .view(tokens.x_BSD.sizes());
+  });
   record(&StepStats::expert_counts, order.counts_E, ctx);
   return ctx.training() ? attach_losses(out, routing, tokens, ctx) : out;
 }

@@ -55,7 +55,9 @@ struct Gathered {
     add_by_layer(line, "indexer_loss_per_layer", step, indexer_loss);
     add_by_layer(line, "indexer_recall_per_layer", step, indexer_recall);
     if (line.contains("skipped")) skipped.push_back(step);
-    if (line.contains("expert_load")) lines_with_load.push_back(place);
+    if (line.contains("expert_load") && !line["expert_load"].empty()) {
+      lines_with_load.push_back(place);
+    }
   }
 };
 

@@ -30,7 +30,9 @@ void add_start(const std::filesystem::path& path, int64_t last_step,
   ordered_json start = {{"first_step", last_step + 1}, {"time", seconds_since_1970()}};
   start.update(environment);
   starts.push_back(start);
-  write_atomic(path, ordered_json{{"starts", starts}}.dump(2) + "\n");
+  // A name of the machine's need not be UTF-8, and no run ends for that.
+  constexpr auto kReplace = ordered_json::error_handler_t::replace;
+  write_atomic(path, ordered_json{{"starts", starts}}.dump(2, ' ', false, kReplace) + "\n");
 }
 
 }  // namespace longhaul::train
