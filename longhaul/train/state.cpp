@@ -15,6 +15,7 @@
 #include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/config/load.h"
 #include "longhaul/config/write.h"
+#include "longhaul/data/utf8.h"
 #include "longhaul/dtensor/exchange.h"
 #include "longhaul/train/hf_export.h"
 #include "longhaul/train/hf_import.h"
@@ -136,6 +137,14 @@ MomentNames compare_moments(const std::vector<nn::NamedParameter>& parameters,
   return found;
 }
 
+// For the way to Hugging Face's form, from wherever that is; the job's own path may be relative. A
+// manifest holds UTF-8 only.
+void remember_assets(const std::string& path, nlohmann::json& trainer) {
+  std::error_code error;
+  const std::string absolute = path.empty() ? "" : fs::absolute(path, error).string();
+  if (!absolute.empty() && data::is_valid_utf8(absolute)) trainer["hf_assets_path"] = absolute;
+}
+
 // What `part`, of these sizes, is of a tensor. Of the others' rows nothing is read.
 at::Tensor load_part(const checkpoint::TensorSource& source, const std::string& name,
                      const nn::Part& part, at::IntArrayRef sizes) {
@@ -216,6 +225,7 @@ checkpoint::Snapshot Trainer::weights(std::optional<at::ScalarType> dtype) const
                       {"optimizer_steps", nlohmann::json::object()},
                       {"model_config", deepseek_v3::to_hf_json(model_->config())},
                       {"job", to_toml(config_)}};
+  remember_assets(config_.model.hf_assets_path, snapshot.trainer);
   return snapshot;
 }
 

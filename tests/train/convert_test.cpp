@@ -370,6 +370,19 @@ TEST_F(Convert, AFullCheckpointOfARun) {
   expect_identical_tensors(read_hf(path("exported")), expected);
 }
 
+// Its path is relative to where the run was started, not to where its weights are converted.
+TEST_F(Convert, ARunsTokenizerIsFoundFromElsewhere) {
+  const GoldenJob job("hf_base", load_golden("hf_base/train20.safetensors").at("batches"));
+  const std::string assets = fs::relative(golden("hf_base")).string();
+  run(job.config({"--training.steps", "1", "--model.hf_assets_path", assets}));
+  const fs::path saved = job.folder.path() / "run/checkpoint/step-1", here = fs::current_path();
+  EXPECT_EQ(checkpoint::load(saved).trainer["hf_assets_path"], (here / assets).string());
+  fs::current_path(folder_.path());
+  EXPECT_NO_THROW(convert(saved, "exported"));
+  fs::current_path(here);
+  EXPECT_TRUE(fs::exists(path("exported/generation_config.json")));
+}
+
 TEST_F(Convert, MistakesAreNamedAndNothingIsWritten) {
   const fs::path base = golden("hf_base");
   EXPECT_THAT(error(path("nowhere"), "step-0"), HasSubstr("'" + path("nowhere").string() + "'"));
