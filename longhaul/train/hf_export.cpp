@@ -9,6 +9,7 @@
 #include "longhaul/base/json.h"
 #include "longhaul/base/log.h"
 #include "longhaul/checkpoint/fp8_blocks.h"
+#include "longhaul/checkpoint/part_gather.h"
 #include "longhaul/models/deepseek_v3/hf_adapter.h"
 #include "longhaul/train/resume.h"
 
@@ -79,6 +80,23 @@ std::vector<safetensors::TensorInfo> planned(const std::string& name, const at::
   if (dtype != at::kFloat8_e4m3fn) return {plan(name, view.sizes(), dtype)};
   return {plan(name + checkpoint::kScaleSuffix, checkpoint::scales_shape(view.sizes()), at::kFloat),
           plan(name, view.sizes(), dtype)};
+}
+
+// What is written of each of our parameters.
+std::vector<checkpoint::HfItem> items_of(const checkpoint::Snapshot& weights,
+                                         const std::vector<deepseek_v3::MtpCopy>& copies,
+                                         bool fp8) {
+  std::vector<checkpoint::HfItem> items;
+  for (const auto& [name, tensor] : weights.tensors) {
+    checkpoint::HfItem item{name, {}};
+    const auto shape = at::empty(tensor.sizes(), tensor.options().device(at::kMeta));
+    for (const auto& [hf_name, view] :
+         views_of(name, shape, copies_of(name, copies, weights.tensors))) {
+      for (auto& info : planned(hf_name, view, fp8)) item.tensors.push_back(info);
+    }
+    items.push_back(std::move(item));
+  }
+  return items;
 }
 
 // Without memory for a mask.
@@ -168,18 +186,20 @@ void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
                const deepseek_v3::ModelConfig& config, const HfExportOptions& options) {
   const auto copies = deepseek_v3::mtp_copies(config);
   checkpoint::HfFolder contents;
-  for (const auto& [name, tensor] : weights.tensors) {
-    checkpoint::HfItem item{name, {}};
-    const auto shape = at::empty(tensor.sizes(), tensor.options().device(at::kMeta));
-    for (const auto& [hf_name, view] :
-         views_of(name, shape, copies_of(name, copies, weights.tensors))) {
-      for (auto& info : planned(hf_name, view, options.fp8)) item.tensors.push_back(info);
-    }
-    contents.items.push_back(std::move(item));
+  contents.items = items_of(weights, copies, options.fp8);
+  std::optional<checkpoint::PartPlan> plan;
+  at::Tensor gathered;  // what this rank writes next
+  if (!weights.parts.empty()) {
+    LONGHAUL_CHECK(options.ranks != nullptr, "parts are put together by ranks, and there are none");
+    plan.emplace(weights, *options.ranks);
+    contents.gather = [&](const std::vector<std::string>& written) {
+      gathered = checkpoint::gather_parts(*plan, weights, *options.ranks, written);
+    };
   }
   contents.fetch = [&](const checkpoint::HfItem& item) {
-    const at::Tensor tensor =
-        weights.fetch ? weights.fetch(item.name) : weights.tensors.at(item.name);
+    const at::Tensor tensor = plan            ? std::exchange(gathered, {})
+                              : weights.fetch ? weights.fetch(item.name)
+                                              : weights.tensors.at(item.name);
     std::vector<at::Tensor> tensors;
     for (const auto& [name, view] :
          views_of(item.name, tensor, copies_of(item.name, copies, weights.tensors))) {

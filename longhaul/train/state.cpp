@@ -158,7 +158,6 @@ at::Tensor load_part(const checkpoint::TensorSource& source, const std::string& 
 checkpoint::Snapshot Trainer::snapshot() const {
   checkpoint::Snapshot snapshot = weights(std::nullopt);
   snapshot.model_only = false;
-  snapshot.fetch = {};
   nlohmann::json& steps = snapshot.trainer["optimizer_steps"];
   for (const auto& state : parameters_) {
     const auto moments = optimizer_.state().find(state.name);
@@ -208,15 +207,6 @@ checkpoint::Snapshot Trainer::weights(std::optional<at::ScalarType> dtype) const
     add_state(snapshot, bias.name, bias, *bias.tensor, own);
   }
   if (dtype == at::kHalf) check_range(snapshot);
-  if (!snapshot.parts.empty()) {
-    std::map<std::string, nn::NamedParameter> states;
-    for (const auto& state : state_tensors(*model_)) states.emplace(state.name, state);
-    snapshot.fetch = [this, tensors = snapshot.tensors, parts = snapshot.parts,
-                      states = std::move(states)](const std::string& name) {
-      return fsdp_->whole_of(states.at(name), parts.at(name).tensor)
-          .to(tensors.at(name).scalar_type());
-    };
-  }
   snapshot.trainer = {{"step", progress_.step},
                       {"rows", progress_.rows},
                       {"tokens", progress_.tokens},
