@@ -138,4 +138,11 @@ std::vector<StepFolder> list_steps(const fs::path& folder);
 // `<folder>/step-<N>`.
 fs::path step_path(const fs::path& folder, int64_t step);
 
+// `<folder>/step-<N>-hf`, for a Hugging Face folder of a step (train/hf_export.h). Nothing here
+// reads or purges it, but what an export that died has left is cleared away.
+fs::path export_path(const fs::path& folder, int64_t step);
+
+// N of `step-<N>-hf`, -1 for any other name.
+int64_t step_of_export(const std::string& name);
+
 }  // namespace longhaul::checkpoint

@@ -166,7 +166,11 @@ void Save::fail_full_disk(const FileError& error) const {
 // Returns the path of the folder that all write to.
 std::string Save::prepare(const fs::path& target) {
   check_replacement(target, snapshot_);
-  remove_stale(folder_, [](const std::string& name) { return step_of(name) >= 0; });
+  // What the manifest cannot hold is found before anything is written.
+  encode_manifest({snapshot_.step, snapshot_.model_only, {}, {}, snapshot_.trainer});
+  remove_stale(folder_, [](const std::string& name) {
+    return step_of(name) >= 0 || step_of_export(name) >= 0;
+  });
   temporary_.emplace(target);
   fault::at("checkpoint.begin");
   return temporary_->path().string();
@@ -221,10 +225,6 @@ void Save::publish(const std::vector<std::string>& parts) {
 }
 
 }  // namespace
-
-fs::path step_path(const fs::path& folder, int64_t step) {
-  return folder / fmt::format("step-{}", step);
-}
 
 fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options) {
   return Save(folder, snapshot, options).run();

@@ -26,7 +26,6 @@ constexpr const char* kCarried[] = {"generation_config.json",
                                     "tokenizer.model",
                                     "chat_template.jinja"};
 constexpr const char* kConfig = "config.json";
-constexpr const char* kExportSuffix = "-hf";
 
 // Of the keys of a config.json that deepseek_v3::to_hf_json() leaves out, always or of some models,
 // how those begin that say what the model computes or how its files are read: another model's would
@@ -171,13 +170,6 @@ std::map<std::string, std::string> carried_texts(const fs::path& assets) {
   return texts;
 }
 
-// Whether the name is that of hf_folder() of some step.
-bool is_export_of_a_step(const std::string& name) {
-  const std::string_view suffix = kExportSuffix;
-  return name.ends_with(suffix) &&
-         checkpoint::step_of(name.substr(0, name.size() - suffix.size())) >= 0;
-}
-
 }  // namespace
 
 void check_assets(const fs::path& assets) { their_config(assets); }
@@ -220,16 +212,17 @@ void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
   const auto progress = [&](int64_t bytes) {
     if (options.progress) options.progress(bytes, total);
   };
-  checkpoint::write_hf_folder(folder, contents,
-                              {.max_shard_bytes = options.max_shard_bytes,
-                               .replace = options.replace,
-                               .clears = is_export_of_a_step,
-                               .ranks = options.ranks,
-                               .progress = progress});
+  checkpoint::write_hf_folder(
+      folder, contents,
+      {.max_shard_bytes = options.max_shard_bytes,
+       .replace = options.replace,
+       .clears = [](const std::string& name) { return checkpoint::step_of_export(name) >= 0; },
+       .ranks = options.ranks,
+       .progress = progress});
 }
 
 fs::path hf_folder(const JobConfig& config, int64_t step) {
-  return checkpoint::step_path(checkpoint_folder(config), step).string() + kExportSuffix;
+  return checkpoint::export_path(checkpoint_folder(config), step);
 }
 
 std::optional<at::ScalarType> export_dtype(const JobConfig& config) {
