@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -30,6 +31,8 @@ struct TensorPart {
   std::vector<int64_t> offsets;
 };
 
+class PartPlan;
+
 struct Snapshot {
   int64_t step = 0;
   // Weights only: cannot be resumed from, and keeps its place when older ones are purged.
@@ -39,7 +42,9 @@ struct Snapshot {
   // holds of each. The boxes of two ranks are the same one or have no element in common; all
   // together are the tensor.
   std::map<std::string, TensorPart> parts = {};
-  // Where it is set, `tensors` has only shapes, and, unless there are parts, this has their
+  // Of the parts, if stage() has already told the ranks what each holds (part_gather.h).
+  std::shared_ptr<const PartPlan> plan = {};
+  // Where it is set, `tensors` has only shapes, and, as there are no parts, this has their
   // contents: it is asked once for each, in the same order by all ranks that save together (so it
   // may be a collective).
   std::function<at::Tensor(const std::string& name)> fetch = {};
@@ -132,5 +137,12 @@ std::vector<StepFolder> list_steps(const fs::path& folder);
 
 // `<folder>/step-<N>`.
 fs::path step_path(const fs::path& folder, int64_t step);
+
+// `<folder>/step-<N>-hf`, for a Hugging Face folder of a step (train/hf_export.h). Nothing here
+// reads or purges it, but what an export that died has left is cleared away.
+fs::path export_path(const fs::path& folder, int64_t step);
+
+// N of `step-<N>-hf`, -1 for any other name.
+int64_t step_of_export(const std::string& name);
 
 }  // namespace longhaul::checkpoint

@@ -83,6 +83,7 @@ class Write {
   std::string prepare();
   void refuse_to_overwrite() const;
   void write_shards(const fs::path& place);
+  void gather(const std::vector<std::string>& written);
   at::Tensor fetch(const TensorInfo& info);
   void publish();
   void write_index() const;
@@ -143,7 +144,9 @@ std::string Write::prepare() {
 void Write::write_shards(const fs::path& place) {
   const Contents contents{
       .of = [&](const TensorInfo& info) { return fetch(info); },
-      .fetched = true,
+      .fetched = !contents_.gather,
+      .gather = contents_.gather ? [&](const auto& written) { gather(written); }
+                                 : decltype(Contents::gather)(),
       .encode = contents_.encode,
       .source = [&](const TensorInfo& info) { return places_.at(info.name).item; }};
   checkpoint::write_shards(shards_, contents,
@@ -153,6 +156,17 @@ void Write::write_shards(const fs::path& place) {
                             .fault_place = "hf_folder",
                             .ranks = options_.ranks,
                             .progress = options_.progress});
+}
+
+// `written` are names of tensors.
+void Write::gather(const std::vector<std::string>& written) {
+  fetched_item_ = nullptr;
+  fetched_.clear();
+  std::vector<std::string> items;
+  for (const auto& name : written) {
+    items.push_back(name.empty() ? "" : places_.at(name).item->name);
+  }
+  contents_.gather(items);
 }
 
 at::Tensor Write::fetch(const TensorInfo& info) {

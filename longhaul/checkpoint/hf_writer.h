@@ -31,6 +31,9 @@ struct HfFolder {
   // Asked in the same order by all ranks that write together (so it may be a collective), and again
   // for an item that is divided among files, or in one by the order of types.
   std::function<std::vector<at::Tensor>(const HfItem& item)> fetch;
+  // Where it is set, fetch() is asked of the rank that writes the item alone, after this was called
+  // with the name of the item that each rank writes next, empty if it writes none. Collective.
+  std::function<void(const std::vector<std::string>& written)> gather = {};
   // What is written of such contents; null: they themselves. Asked of the rank that writes it, for
   // one tensor at a time.
   std::function<at::Tensor(const safetensors::TensorInfo& info, const at::Tensor& contents)>
@@ -58,10 +61,10 @@ struct HfWriteOptions {
 int64_t total_bytes(const HfFolder& contents);
 
 // Takes the memory of one item and of one encoded tensor, on ranks of two items: one is written
-// while the next is put together. On an error (UserError: disk, permissions) nothing new is under
-// the final name; where ranks write together, all throw. Removes what earlier ones that died have
-// left. A CollectiveError is as that of save(). Fault points: hf_folder.tensor, .shard, .index,
-// .rename.
+// while the next is put together; and what `gather` takes beside its result. On an error
+// (UserError: disk, permissions) nothing new is under the final name; where ranks write together,
+// all throw. Removes what earlier ones that died have left. A CollectiveError is as that of save().
+// Fault points: hf_folder.tensor, .shard, .index, .rename.
 void write_hf_folder(const fs::path& folder, const HfFolder& contents,
                      const HfWriteOptions& options = {});
 

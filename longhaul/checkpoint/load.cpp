@@ -13,6 +13,8 @@ namespace {
 
 using dtensor::Communicator;
 
+constexpr std::string_view kExportSuffix = "-hf";
+
 // What a checkpoint is wanted for.
 enum class Need { kResume, kWeights };
 
@@ -142,6 +144,19 @@ int64_t step_of(const std::string& name) {
   int64_t step = -1;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
   return error == std::errc() && end == digits.data() + digits.size() ? step : -1;
+}
+
+int64_t step_of_export(const std::string& name) {
+  if (!name.ends_with(kExportSuffix)) return -1;
+  return step_of(name.substr(0, name.size() - kExportSuffix.size()));
+}
+
+fs::path step_path(const fs::path& folder, int64_t step) {
+  return folder / fmt::format("step-{}", step);
+}
+
+fs::path export_path(const fs::path& folder, int64_t step) {
+  return step_path(folder, step).string() + std::string(kExportSuffix);
 }
 
 std::vector<StepFolder> list_steps(const fs::path& folder) {

@@ -10,10 +10,9 @@
 namespace longhaul::checkpoint {
 namespace {
 
-at::Tensor box_of(at::Tensor whole, const std::vector<int64_t>& offsets,
-                  const std::vector<int64_t>& sizes) {
-  for (size_t dim = 0; dim < sizes.size(); ++dim) {
-    whole = whole.narrow(static_cast<int64_t>(dim), offsets[dim], sizes[dim]);
+at::Tensor narrowed(at::Tensor whole, const PartPlan::Box& box) {
+  for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+    whole = whole.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
   }
   return whole;
 }
@@ -37,11 +36,72 @@ at::Tensor own_boxes(const Snapshot& snapshot) {
   return at::tensor(boxes, at::kLong);
 }
 
+// The distinct ones of a tensor of so many dims; that of rank r is at `first` + r * `stride`.
+std::vector<PartPlan::Box> distinct(const int64_t* first, size_t dims, int64_t stride, int ranks) {
+  std::map<std::vector<int64_t>, std::vector<int>> holders;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const int64_t* box = first + rank * stride;
+    if (c10::multiply_integers(box + dims, box + 2 * dims) > 0)
+      holders[{box, box + 2 * dims}].push_back(rank);
+  }
+  std::vector<PartPlan::Box> boxes;
+  for (const auto& [box, of] : holders) {
+    const auto middle = box.begin() + static_cast<int64_t>(dims);
+    boxes.push_back(
+        {.offsets = {box.begin(), middle}, .sizes = {middle, box.end()}, .holders = of});
+  }
+  return boxes;
+}
+
+// Whether two boxes overlap is not looked at.
+void check_cover(const std::string& name, at::IntArrayRef shape,
+                 const std::vector<PartPlan::Box>& boxes) {
+  int64_t covered = 0;
+  bool inside = true;
+  for (const auto& box : boxes) {
+    covered += c10::multiply_integers(box.sizes);
+    for (size_t dim = 0; dim < shape.size(); ++dim) {
+      inside &= box.offsets[dim] >= 0 && box.offsets[dim] + box.sizes[dim] <= shape[dim];
+    }
+  }
+  LONGHAUL_CHECK(inside && covered == c10::multiply_integers(shape),
+                 "the ranks' parts of '{}' [{}] have {} elements or lie outside of it", name,
+                 fmt::join(shape, ", "), covered);
+}
+
+// The writer if it is one of those that hold the box, else they are dealt to writers in turn.
+int sender_of(const PartPlan::Box& box, int writer) {
+  const auto& of = box.holders;
+  const bool own = std::find(of.begin(), of.end(), writer) != of.end();
+  return own ? writer : of[static_cast<size_t>(writer) % of.size()];
+}
+
+// What `sender` gives to `writer`: bytes, or nothing.
+at::Tensor sent(const PartPlan& plan, const Snapshot& snapshot, const std::string& name, int sender,
+                int writer) {
+  if (name.empty() || sender == writer || !plan.takes_from(sender, name, writer)) return {};
+  return as_bytes(snapshot.parts.at(name).tensor, snapshot.tensors.at(name).scalar_type());
+}
+
+// `bytes` has what the other ranks have sent.
+void fill(at::Tensor& whole, const std::vector<PartPlan::Piece>& pieces, const at::Tensor& own,
+          int rank, const at::Tensor& bytes) {
+  int64_t at = 0;
+  for (const auto& [sender, of] : pieces) {
+    at::Tensor box = narrowed(whole, *of);
+    if (sender == rank) {
+      box.copy_(own);
+      continue;
+    }
+    const int64_t size = box.numel() * whole.element_size();
+    box.copy_(bytes.narrow(0, at, size).view(whole.scalar_type()).view(of->sizes));
+    at += size;
+  }
+}
+
 }  // namespace
 
-PartGather::PartGather(const Snapshot& snapshot, const std::vector<Shard>& shards,
-                       const dtensor::Communicator& ranks)
-    : snapshot_(snapshot), ranks_(ranks) {
+PartPlan::PartPlan(const Snapshot& snapshot, const dtensor::Communicator& ranks) {
   at::Tensor own;
   dtensor::together(&ranks, [&] {
     own = own_boxes(snapshot);
@@ -49,105 +109,55 @@ PartGather::PartGather(const Snapshot& snapshot, const std::vector<Shard>& shard
   });
   at::Tensor all = at::empty({ranks.size(), own.numel()}, at::kLong);
   ranks.all_gather(all, own).wait();
-  std::map<std::string, const int64_t*> boxes;  // of the first rank
-  const auto* next = all.const_data_ptr<int64_t>();
+  const auto* first = all.const_data_ptr<int64_t>();
   for (const auto& [name, whole] : snapshot.tensors) {
-    boxes[name] = next;
-    next += 2 * whole.dim();
-  }
-  for (const Shard& shard : shards) {
-    for (const auto& info : shard.tensors) {
-      pieces_[info.name] = pieces_of(info, boxes.at(info.name), own.numel(), shard.writer);
-      check_cover(info, pieces_[info.name]);
-    }
+    const auto dims = static_cast<size_t>(whole.dim());
+    boxes_[name] = distinct(first, dims, own.numel(), ranks.size());
+    check_cover(name, whole.sizes(), boxes_[name]);
+    first += 2 * dims;
   }
 }
 
-// The distinct boxes, each with the rank that sends it: the writer if it is one of those that hold
-// it, else they are dealt to writers in turn.
-PartGather::Pieces PartGather::pieces_of(const safetensors::TensorInfo& info, const int64_t* boxes,
-                                         int64_t stride, int writer) const {
-  const size_t dims = info.shape.size();
-  std::map<std::vector<int64_t>, std::vector<int>> holders;
-  for (int rank = 0; rank < ranks_.size(); ++rank) {
-    const int64_t* box = boxes + rank * stride;
-    if (c10::multiply_integers(box + dims, box + 2 * dims) > 0)
-      holders[{box, box + 2 * dims}].push_back(rank);
-  }
-  Pieces pieces;
-  for (const auto& [box, of] : holders) {
-    const bool own = std::find(of.begin(), of.end(), writer) != of.end();
-    const auto middle = box.begin() + static_cast<int64_t>(dims);
-    pieces.push_back({.sender = own ? writer : of[static_cast<size_t>(writer) % of.size()],
-                      .offsets = {box.begin(), middle},
-                      .sizes = {middle, box.end()}});
-  }
-  std::stable_sort(pieces.begin(), pieces.end(),
-                   [](const Piece& a, const Piece& b) { return a.sender < b.sender; });
+std::vector<PartPlan::Piece> PartPlan::pieces(const std::string& name, int writer) const {
+  std::vector<Piece> pieces;
+  for (const Box& box : boxes_.at(name)) pieces.push_back({sender_of(box, writer), &box});
+  std::sort(pieces.begin(), pieces.end(),
+            [](const Piece& a, const Piece& b) { return a.sender < b.sender; });
   return pieces;
 }
 
-// Whether two boxes overlap is not looked at.
-void PartGather::check_cover(const safetensors::TensorInfo& info, const Pieces& pieces) const {
-  int64_t covered = 0;
-  bool inside = true;
-  for (const Piece& piece : pieces) {
-    covered += c10::multiply_integers(piece.sizes);
-    for (size_t dim = 0; dim < info.shape.size(); ++dim) {
-      inside &= piece.offsets[dim] >= 0 && piece.offsets[dim] + piece.sizes[dim] <= info.shape[dim];
-    }
-  }
-  LONGHAUL_CHECK(inside && covered == c10::multiply_integers(info.shape),
-                 "the ranks' parts of '{}' [{}] have {} elements or lie outside of it", info.name,
-                 fmt::join(info.shape, ", "), covered);
+bool PartPlan::takes_from(int rank, const std::string& name, int writer) const {
+  const auto& boxes = boxes_.at(name);
+  return std::any_of(boxes.begin(), boxes.end(),
+                     [&](const Box& box) { return sender_of(box, writer) == rank; });
 }
 
-bool PartGather::takes_own(const std::string& name) const {
-  const Pieces& pieces = pieces_.at(name);
-  return std::any_of(pieces.begin(), pieces.end(),
-                     [&](const Piece& piece) { return piece.sender == ranks_.rank(); });
-}
-
-at::Tensor PartGather::gather(const std::vector<const safetensors::TensorInfo*>& written) const {
-  const auto ranks = static_cast<size_t>(ranks_.size()), own = static_cast<size_t>(ranks_.rank());
-  std::vector<int64_t> sent(ranks, 0), received(ranks, 0);
+at::Tensor gather_parts(const PartPlan& plan, const Snapshot& snapshot,
+                        const dtensor::Communicator& ranks,
+                        const std::vector<std::string>& written) {
+  const int own = ranks.rank();
+  const std::string& name = written[static_cast<size_t>(own)];
+  std::vector<int64_t> sent_bytes(written.size(), 0), received_bytes(written.size(), 0);
   std::vector<at::Tensor> outgoing = {at::empty({0}, at::kByte)};
-  for (size_t writer = 0; writer < ranks; ++writer) {
-    if (written[writer] == nullptr) continue;
-    const auto& info = *written[writer];
-    const at::ScalarType dtype = to_scalar_type(info.dtype);
-    const auto bytes = static_cast<int64_t>(at::elementSize(dtype));
-    for (const Piece& piece : pieces_.at(info.name)) {
-      const auto sender = static_cast<size_t>(piece.sender);
-      if (writer == own && sender != own)
-        received[sender] += c10::multiply_integers(piece.sizes) * bytes;
-      if (sender != own || writer == own) continue;
-      outgoing.push_back(as_bytes(snapshot_.parts.at(info.name).tensor, dtype));
-      sent[writer] += outgoing.back().numel();
-    }
+  for (size_t writer = 0; writer < written.size(); ++writer) {
+    const auto bytes = sent(plan, snapshot, written[writer], own, static_cast<int>(writer));
+    if (!bytes.defined()) continue;
+    outgoing.push_back(bytes);
+    sent_bytes[writer] = bytes.numel();
   }
-  const int64_t coming = std::accumulate(received.begin(), received.end(), int64_t{0});
+  const at::Tensor shape = name.empty() ? at::Tensor() : snapshot.tensors.at(name);
+  const auto pieces = name.empty() ? std::vector<PartPlan::Piece>() : plan.pieces(name, own);
+  for (const auto& [sender, box] : pieces) {
+    if (sender == own) continue;
+    received_bytes[static_cast<size_t>(sender)] = count(box->sizes) * shape.element_size();
+  }
+  const int64_t coming = std::accumulate(received_bytes.begin(), received_bytes.end(), int64_t{0});
   at::Tensor bytes = at::empty({coming}, at::kByte);
-  ranks_.all_to_all(bytes, at::cat(outgoing), received, sent).wait();
-  if (written[own] == nullptr) return {};
-  at::Tensor whole = empty_tensor(*written[own]);
-  fill(whole, written[own]->name, bytes);
+  ranks.all_to_all(bytes, at::cat(outgoing), received_bytes, sent_bytes).wait();
+  if (name.empty()) return {};
+  at::Tensor whole = at::empty(shape.sizes(), at::device(at::kCPU).dtype(shape.scalar_type()));
+  fill(whole, pieces, snapshot.parts.at(name).tensor, own, bytes);
   return whole;
-}
-
-// `bytes` has what the other ranks have sent.
-void PartGather::fill(at::Tensor& whole, const std::string& name, const at::Tensor& bytes) const {
-  int64_t at = 0;
-  for (const Piece& piece : pieces_.at(name)) {
-    at::Tensor box = box_of(whole, piece.offsets, piece.sizes);
-    if (piece.sender == ranks_.rank()) {
-      box.copy_(snapshot_.parts.at(name).tensor);
-      continue;
-    }
-    const int64_t size = box.numel() * whole.element_size();
-    box.copy_(bytes.narrow(0, at, size).view(whole.scalar_type()).view(piece.sizes));
-    at += size;
-  }
 }
 
 }  // namespace longhaul::checkpoint

@@ -1,45 +1,47 @@
-// Brings the parts that ranks hold of tensors to the ranks that write them. Each element moves
-// once, and what several ranks hold is sent by one of them. Called by save() and stage() only.
+// Brings the parts that ranks hold of tensors to the ranks that write them. Each element moves once
+// to a rank that writes it, and what several ranks hold is sent by one of them. Called by save(),
+// stage() and export_hf().
 #pragma once
 
 #include <map>
 #include <string>
 #include <vector>
 
-#include "longhaul/checkpoint/save_plan.h"
+#include "longhaul/checkpoint/checkpoint.h"
 
 namespace longhaul::checkpoint {
 
-class PartGather {
+// Which boxes of each tensor the ranks hold.
+class PartPlan {
  public:
-  // Tells the ranks which boxes each holds; collective. `snapshot` and `ranks` must outlive this.
-  // Error, on all ranks, that names a tensor of which a rank has no part, or whose boxes lie
-  // outside of it or have not as many elements.
-  PartGather(const Snapshot& snapshot, const std::vector<Shard>& shards,
-             const dtensor::Communicator& ranks);
-
-  // Whether this rank's part is the one that is sent (or written by itself).
-  bool takes_own(const std::string& name) const;
-
-  // The tensor that this rank writes, on the host; `written` has what each rank writes, or null.
-  // Undefined if this rank writes none. Collective.
-  at::Tensor gather(const std::vector<const safetensors::TensorInfo*>& written) const;
-
- private:
+  struct Box {
+    std::vector<int64_t> offsets, sizes;
+    std::vector<int> holders;  // the ranks that have it
+  };
   struct Piece {
     int sender;
-    std::vector<int64_t> offsets, sizes;
+    const Box* box;
   };
-  using Pieces = std::vector<Piece>;  // in the order of their senders
 
-  Pieces pieces_of(const safetensors::TensorInfo& info, const int64_t* boxes, int64_t stride,
-                   int writer) const;
-  void check_cover(const safetensors::TensorInfo& info, const Pieces& pieces) const;
-  void fill(at::Tensor& whole, const std::string& name, const at::Tensor& bytes) const;
+  // Tells the ranks which boxes each holds; collective. Error, on all ranks, that names a tensor of
+  // which a rank has no part, or whose boxes lie outside of it or have not as many elements.
+  PartPlan(const Snapshot& snapshot, const dtensor::Communicator& ranks);
 
-  const Snapshot& snapshot_;
-  const dtensor::Communicator& ranks_;
-  std::map<std::string, Pieces> pieces_;
+  // Who sends which box of it to the rank that writes it, in the order of the senders, each of
+  // which has one. The writer counts as the sender of what it holds itself.
+  std::vector<Piece> pieces(const std::string& name, int writer) const;
+
+  // Whether that rank is one of the senders.
+  bool takes_from(int rank, const std::string& name, int writer) const;
+
+ private:
+  std::map<std::string, std::vector<Box>> boxes_;  // distinct ones, not empty
 };
+
+// The tensor that this rank writes, on the host; `written` has the name of what each rank writes,
+// empty if it is nothing: then the result is undefined. The plan is the snapshot's. Collective.
+at::Tensor gather_parts(const PartPlan& plan, const Snapshot& snapshot,
+                        const dtensor::Communicator& ranks,
+                        const std::vector<std::string>& written);
 
 }  // namespace longhaul::checkpoint

@@ -40,6 +40,11 @@ TensorMap shapes_of(const Snapshot& snapshot) {
 
 bool has_parts(const Snapshot& snapshot) { return !snapshot.parts.empty(); }
 
+// Collective, unless stage() has made it.
+std::shared_ptr<const PartPlan> plan_of(const Snapshot& snapshot, const Communicator& ranks) {
+  return snapshot.plan ? snapshot.plan : std::make_shared<const PartPlan>(snapshot, ranks);
+}
+
 int own_rank(const SaveOptions& options) {
   return options.ranks == nullptr ? 0 : options.ranks->rank();
 }
@@ -103,7 +108,7 @@ class Save {
   const int rank_;
   const std::vector<Shard> shards_;
   fs::path place_;                            // the step folder that is being prepared
-  std::optional<PartGather> gather_;          // where ranks hold parts
+  std::shared_ptr<const PartPlan> plan_;      // where ranks hold parts
   at::Tensor gathered_;                       // what this rank writes next
   std::optional<TemporaryFolder> temporary_;  // of rank 0
 };
@@ -112,7 +117,7 @@ fs::path Save::run() {
   check_snapshot(snapshot_, options_);
   const fs::path target = step_path(folder_, snapshot_.step);
   place_ = together([&] { return rank_ == 0 ? prepare(target) : ""; })[0];
-  if (has_parts(snapshot_)) gather_.emplace(snapshot_, shards_, *ranks_);
+  if (has_parts(snapshot_)) plan_ = plan_of(snapshot_, *ranks_);
   const auto parts = together([&] { return write(); });
   together([&] {
     if (rank_ == 0) publish(parts);
@@ -161,16 +166,23 @@ void Save::fail_full_disk(const FileError& error) const {
 // Returns the path of the folder that all write to.
 std::string Save::prepare(const fs::path& target) {
   check_replacement(target, snapshot_);
-  remove_stale(folder_, [](const std::string& name) { return step_of(name) >= 0; });
+  // What the manifest cannot hold is found before anything is written.
+  encode_manifest({snapshot_.step, snapshot_.model_only, {}, {}, snapshot_.trainer});
+  remove_stale(folder_, [](const std::string& name) {
+    return step_of(name) >= 0 || step_of_export(name) >= 0;
+  });
   temporary_.emplace(target);
   fault::at("checkpoint.begin");
   return temporary_->path().string();
 }
 
 Contents Save::contents() {
-  if (gather_) {
+  if (plan_) {
     return {.of = [this](const auto&) { return std::exchange(gathered_, {}); },
-            .gather = [this](const auto& written) { gathered_ = gather_->gather(written); }};
+            .gather =
+                [this](const auto& written) {
+                  gathered_ = gather_parts(*plan_, snapshot_, *ranks_, written);
+                }};
   }
   if (snapshot_.fetch) {
     return {.of = [this](const auto& info) { return snapshot_.fetch(info.name); }, .fetched = true};
@@ -214,41 +226,37 @@ void Save::publish(const std::vector<std::string>& parts) {
 
 }  // namespace
 
-fs::path step_path(const fs::path& folder, int64_t step) {
-  return folder / fmt::format("step-{}", step);
-}
-
 fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options) {
   return Save(folder, snapshot, options).run();
 }
 
 Snapshot stage(const Snapshot& snapshot, const SaveOptions& options, Snapshot reused) {
+  check_snapshot(snapshot, options);
   Snapshot staged{.step = snapshot.step,
                   .model_only = snapshot.model_only,
                   .tensors = shapes_of(snapshot),
                   .trainer = snapshot.trainer};
-  const std::vector<Shard> shards = plan_shards(snapshot, options);
+  if (has_parts(snapshot)) staged.plan = plan_of(snapshot, *options.ranks);
+  const int rank = own_rank(options);
   const auto copy = [&](const std::string& name, const at::Tensor& tensor,
                         const at::Tensor& place) {
     return copied(tensor, snapshot.tensors.at(name).scalar_type(), place, options.pin_memory);
   };
-  if (has_parts(snapshot)) {
-    const PartGather gather(snapshot, shards, *options.ranks);
-    for (const auto& [name, part] : snapshot.parts) {
-      staged.parts[name] = {gather.takes_own(name)
-                                ? copy(name, part.tensor, reused.parts[name].tensor)
-                                : shape_of(part.tensor),
-                            part.offsets};
-    }
-    return staged;
-  }
-  for (const Shard& shard : shards) {
-    const bool own = shard.writer == own_rank(options);
-    if (!own && !snapshot.fetch) continue;
+  const auto stage_part = [&](const std::string& name, int writer) {
+    const auto& [part, offsets] = snapshot.parts.at(name);
+    const bool sent = staged.plan->takes_from(rank, name, writer);
+    staged.parts[name] = {sent ? copy(name, part, reused.parts[name].tensor) : shape_of(part),
+                          offsets};
+  };
+  const auto stage_whole = [&](const std::string& name, bool own) {
+    if (!own && !snapshot.fetch) return;
+    const at::Tensor contents = snapshot.fetch ? snapshot.fetch(name) : snapshot.tensors.at(name);
+    if (own) staged.tensors[name] = copy(name, contents, reused.tensors[name]);
+  };
+  for (const Shard& shard : plan_shards(snapshot, options)) {
     for (const auto& info : shard.tensors) {
-      const at::Tensor contents =
-          snapshot.fetch ? snapshot.fetch(info.name) : snapshot.tensors.at(info.name);
-      if (own) staged.tensors[info.name] = copy(info.name, contents, reused.tensors[info.name]);
+      staged.plan ? stage_part(info.name, shard.writer)
+                  : stage_whole(info.name, shard.writer == rank);
     }
   }
   return staged;

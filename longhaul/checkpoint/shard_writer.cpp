@@ -88,14 +88,13 @@ void Lane::finish(Manifest& all) {
   all.files.merge(part_.files);
 }
 
-using Written = std::vector<const safetensors::TensorInfo*>;
-
 // What each rank writes in the round that begins with turn `first`.
-Written written_in_round(const std::vector<Shard>& shards, const std::vector<Turn>& turns,
-                         size_t first, int ranks) {
-  Written written(static_cast<size_t>(ranks), nullptr);
+std::vector<std::string> written_in_round(const std::vector<Shard>& shards,
+                                          const std::vector<Turn>& turns, size_t first, int ranks) {
+  std::vector<std::string> written(static_cast<size_t>(ranks));
   for (size_t i = first; i < turns.size() && turns[i].round == turns[first].round; ++i) {
-    written[static_cast<size_t>(turns[i].writer)] = &shards[turns[i].shard].tensors[turns[i].begin];
+    const Turn& turn = turns[i];
+    written[static_cast<size_t>(turn.writer)] = shards[turn.shard].tensors[turn.begin].name;
   }
   return written;
 }

@@ -16,9 +16,10 @@ struct Contents {
   // Each takes new memory, and where ranks write together `of` is a collective: asked one by one,
   // by all ranks for all tensors. Else all are at hand on the rank that writes them.
   bool fetched = false;
-  // Where it is set, it is called before each round of turns, with the tensor that each rank writes
-  // in it, or null; `of` is then asked for this rank's. Collective.
-  std::function<void(const std::vector<const safetensors::TensorInfo*>& written)> gather = {};
+  // Where it is set, it is called before each round of turns, with the name of the tensor that each
+  // rank writes (first) in it, empty if it writes none; `of` is then asked for this rank's.
+  // Collective.
+  std::function<void(const std::vector<std::string>& written)> gather = {};
   // What is written of them, of the planned dtype and shape; null: they themselves. Asked of the
   // rank that writes it alone.
   std::function<at::Tensor(const safetensors::TensorInfo& info, const at::Tensor& contents)>

@@ -21,7 +21,7 @@ using checkpoint::Snapshot;
 using deepseek_v3::ModelConfig;
 
 constexpr const char* kModelConfig = "model_config";   // in a manifest's trainer
-constexpr const char* kAssetsPath = "hf_assets_path";  // likewise, of weights that were converted
+constexpr const char* kAssetsPath = "hf_assets_path";  // likewise; absolute
 
 ModelConfig read_config(const fs::path& path) {
   return deepseek_v3::parse_model_config(read_file(path), path.string());
@@ -195,6 +195,7 @@ fs::path assets_of(const CheckpointReader& reader, const ConvertOptions& options
   if (!options.assets.empty()) return options.assets;
   const auto& trainer = reader.manifest().trainer;
   if (trainer.contains(kAssetsPath)) return trainer[kAssetsPath].get<std::string>();
+  // Of an earlier version.
   if (!trainer.contains("job")) return {};
   try {
     return parse_job(trainer["job"].get<std::string>(), "its job").model.hf_assets_path;

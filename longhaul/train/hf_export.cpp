@@ -9,6 +9,7 @@
 #include "longhaul/base/json.h"
 #include "longhaul/base/log.h"
 #include "longhaul/checkpoint/fp8_blocks.h"
+#include "longhaul/checkpoint/part_gather.h"
 #include "longhaul/models/deepseek_v3/hf_adapter.h"
 #include "longhaul/train/resume.h"
 
@@ -25,7 +26,6 @@ constexpr const char* kCarried[] = {"generation_config.json",
                                     "tokenizer.model",
                                     "chat_template.jinja"};
 constexpr const char* kConfig = "config.json";
-constexpr const char* kExportSuffix = "-hf";
 
 // Of the keys of a config.json that deepseek_v3::to_hf_json() leaves out, always or of some models,
 // how those begin that say what the model computes or how its files are read: another model's would
@@ -79,6 +79,23 @@ std::vector<safetensors::TensorInfo> planned(const std::string& name, const at::
   if (dtype != at::kFloat8_e4m3fn) return {plan(name, view.sizes(), dtype)};
   return {plan(name + checkpoint::kScaleSuffix, checkpoint::scales_shape(view.sizes()), at::kFloat),
           plan(name, view.sizes(), dtype)};
+}
+
+// What is written of each of our parameters.
+std::vector<checkpoint::HfItem> items_of(const checkpoint::Snapshot& weights,
+                                         const std::vector<deepseek_v3::MtpCopy>& copies,
+                                         bool fp8) {
+  std::vector<checkpoint::HfItem> items;
+  for (const auto& [name, tensor] : weights.tensors) {
+    checkpoint::HfItem item{name, {}};
+    const auto shape = at::empty(tensor.sizes(), tensor.options().device(at::kMeta));
+    for (const auto& [hf_name, view] :
+         views_of(name, shape, copies_of(name, copies, weights.tensors))) {
+      for (auto& info : planned(hf_name, view, fp8)) item.tensors.push_back(info);
+    }
+    items.push_back(std::move(item));
+  }
+  return items;
 }
 
 // Without memory for a mask.
@@ -153,13 +170,6 @@ std::map<std::string, std::string> carried_texts(const fs::path& assets) {
   return texts;
 }
 
-// Whether the name is that of hf_folder() of some step.
-bool is_export_of_a_step(const std::string& name) {
-  const std::string_view suffix = kExportSuffix;
-  return name.ends_with(suffix) &&
-         checkpoint::step_of(name.substr(0, name.size() - suffix.size())) >= 0;
-}
-
 }  // namespace
 
 void check_assets(const fs::path& assets) { their_config(assets); }
@@ -168,18 +178,20 @@ void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
                const deepseek_v3::ModelConfig& config, const HfExportOptions& options) {
   const auto copies = deepseek_v3::mtp_copies(config);
   checkpoint::HfFolder contents;
-  for (const auto& [name, tensor] : weights.tensors) {
-    checkpoint::HfItem item{name, {}};
-    const auto shape = at::empty(tensor.sizes(), tensor.options().device(at::kMeta));
-    for (const auto& [hf_name, view] :
-         views_of(name, shape, copies_of(name, copies, weights.tensors))) {
-      for (auto& info : planned(hf_name, view, options.fp8)) item.tensors.push_back(info);
-    }
-    contents.items.push_back(std::move(item));
+  contents.items = items_of(weights, copies, options.fp8);
+  std::optional<checkpoint::PartPlan> plan;
+  at::Tensor gathered;  // what this rank writes next
+  if (!weights.parts.empty()) {
+    LONGHAUL_CHECK(options.ranks != nullptr, "parts are put together by ranks, and there are none");
+    plan.emplace(weights, *options.ranks);
+    contents.gather = [&](const std::vector<std::string>& written) {
+      gathered = checkpoint::gather_parts(*plan, weights, *options.ranks, written);
+    };
   }
   contents.fetch = [&](const checkpoint::HfItem& item) {
-    const at::Tensor tensor =
-        weights.fetch ? weights.fetch(item.name) : weights.tensors.at(item.name);
+    const at::Tensor tensor = plan            ? std::exchange(gathered, {})
+                              : weights.fetch ? weights.fetch(item.name)
+                                              : weights.tensors.at(item.name);
     std::vector<at::Tensor> tensors;
     for (const auto& [name, view] :
          views_of(item.name, tensor, copies_of(item.name, copies, weights.tensors))) {
@@ -200,16 +212,17 @@ void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
   const auto progress = [&](int64_t bytes) {
     if (options.progress) options.progress(bytes, total);
   };
-  checkpoint::write_hf_folder(folder, contents,
-                              {.max_shard_bytes = options.max_shard_bytes,
-                               .replace = options.replace,
-                               .clears = is_export_of_a_step,
-                               .ranks = options.ranks,
-                               .progress = progress});
+  checkpoint::write_hf_folder(
+      folder, contents,
+      {.max_shard_bytes = options.max_shard_bytes,
+       .replace = options.replace,
+       .clears = [](const std::string& name) { return checkpoint::step_of_export(name) >= 0; },
+       .ranks = options.ranks,
+       .progress = progress});
 }
 
 fs::path hf_folder(const JobConfig& config, int64_t step) {
-  return checkpoint::step_path(checkpoint_folder(config), step).string() + kExportSuffix;
+  return checkpoint::export_path(checkpoint_folder(config), step);
 }
 
 std::optional<at::ScalarType> export_dtype(const JobConfig& config) {

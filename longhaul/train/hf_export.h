@@ -34,8 +34,9 @@ void check_assets(const fs::path& assets);
 // `weights`: parameters and router biases by our names, in the dtypes that are to be written but
 // for FP8. UserError as check_assets()'s, before anything is written; as write_hf_folder()'s; and
 // for FP8 if values are not finite in fp32. What exports of runs (hf_folder()) that died have left
-// beside `folder` goes. Collective over `ranks`; takes the memory of one parameter, on ranks of
-// two, and for FP8 of one more tensor.
+// beside `folder` goes. Collective over `ranks`: parts go to the rank that writes them, and to no
+// other. Takes the memory of one parameter, of three where there are parts, and for FP8 of one more
+// tensor.
 void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
                const deepseek_v3::ModelConfig& config, const HfExportOptions& options);
 

@@ -15,6 +15,7 @@
 #include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/config/load.h"
 #include "longhaul/config/write.h"
+#include "longhaul/data/utf8.h"
 #include "longhaul/dtensor/exchange.h"
 #include "longhaul/train/hf_export.h"
 #include "longhaul/train/hf_import.h"
@@ -136,6 +137,14 @@ MomentNames compare_moments(const std::vector<nn::NamedParameter>& parameters,
   return found;
 }
 
+// For the way to Hugging Face's form, from wherever that is; the job's own path may be relative. A
+// manifest holds UTF-8 only.
+void remember_assets(const std::string& path, nlohmann::json& trainer) {
+  std::error_code error;
+  const std::string absolute = path.empty() ? "" : fs::absolute(path, error).string();
+  if (!absolute.empty() && data::is_valid_utf8(absolute)) trainer["hf_assets_path"] = absolute;
+}
+
 // What `part`, of these sizes, is of a tensor. Of the others' rows nothing is read.
 at::Tensor load_part(const checkpoint::TensorSource& source, const std::string& name,
                      const nn::Part& part, at::IntArrayRef sizes) {
@@ -149,7 +158,6 @@ at::Tensor load_part(const checkpoint::TensorSource& source, const std::string& 
 checkpoint::Snapshot Trainer::snapshot() const {
   checkpoint::Snapshot snapshot = weights(std::nullopt);
   snapshot.model_only = false;
-  snapshot.fetch = {};
   nlohmann::json& steps = snapshot.trainer["optimizer_steps"];
   for (const auto& state : parameters_) {
     const auto moments = optimizer_.state().find(state.name);
@@ -199,15 +207,6 @@ checkpoint::Snapshot Trainer::weights(std::optional<at::ScalarType> dtype) const
     add_state(snapshot, bias.name, bias, *bias.tensor, own);
   }
   if (dtype == at::kHalf) check_range(snapshot);
-  if (!snapshot.parts.empty()) {
-    std::map<std::string, nn::NamedParameter> states;
-    for (const auto& state : state_tensors(*model_)) states.emplace(state.name, state);
-    snapshot.fetch = [this, tensors = snapshot.tensors, parts = snapshot.parts,
-                      states = std::move(states)](const std::string& name) {
-      return fsdp_->whole_of(states.at(name), parts.at(name).tensor)
-          .to(tensors.at(name).scalar_type());
-    };
-  }
   snapshot.trainer = {{"step", progress_.step},
                       {"rows", progress_.rows},
                       {"tokens", progress_.tokens},
@@ -216,6 +215,7 @@ checkpoint::Snapshot Trainer::weights(std::optional<at::ScalarType> dtype) const
                       {"optimizer_steps", nlohmann::json::object()},
                       {"model_config", deepseek_v3::to_hf_json(model_->config())},
                       {"job", to_toml(config_)}};
+  remember_assets(config_.model.hf_assets_path, snapshot.trainer);
   return snapshot;
 }
 

@@ -167,6 +167,17 @@ TEST(SaveLoad, RefusesWhatCannotBeSaved) {
   EXPECT_TRUE(names_in(folder.path()).empty());
 }
 
+// A mistake in it does not cost the time of all tensors.
+TEST(SaveLoad, TextThatIsNotUtf8IsFoundBeforeATensorIsWritten) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "no fault points";
+  const TempFolder folder;
+  Snapshot snapshot = make_snapshot(1);
+  snapshot.trainer["job_file"] = "caf\xe9";
+  const fault::Trace trace;
+  EXPECT_THROW(save(folder.path(), snapshot), UserError);
+  EXPECT_THAT(trace.visits(), ::testing::IsEmpty());
+}
+
 TEST(SaveLoad, FolderThatCannotBeMade) {
   const TempFolder folder;
   test::spill(folder / "file", "x");
@@ -196,12 +207,15 @@ TEST(SaveLoad, StaleTemporariesAreRemoved) {
     fs::create_directory(folder / name);
     test::spill(folder / (name + "/model-00001.safetensors"), "half");
   }
-  fs::create_directory(folder / ".step-4.backup");
+  fs::create_directory(folder / ".step-3-hf.tmp-99999999");  // of a Hugging Face folder
+  for (const char* name : {".step-4.backup", ".mine-hf.tmp-99999999"}) {
+    fs::create_directory(folder / name);
+  }
   // A save in progress, of another process or of another thread of this one.
   const TemporaryFolder living(folder / "step-9");
   save(folder.path(), make_snapshot(4));
-  EXPECT_THAT(names_in(folder.path()),
-              ElementsAre(".step-4.backup", living.path().filename(), "step-4"));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre(".mine-hf.tmp-99999999", ".step-4.backup",
+                                                   living.path().filename(), "step-4"));
 }
 
 }  // namespace

@@ -130,6 +130,30 @@ TEST(Together, ACopyInTheBackgroundTakesNoOtherRanksElements) {
   });
 }
 
+// What the ranks hold is told once: by the copy, not again by the thread that writes it.
+TEST(Together, ACopyIsSavedWithThePlanItWasMadeWith) {
+  const TempFolder folder;
+  const Snapshot whole = make_snapshot(7);
+  run_ranks(kRanks, [&](dtensor::World& world) {
+    const auto ranks = all_of(world);
+    const SaveOptions options{.ranks = &ranks};
+    const auto told = [&](const std::function<void()>& action) {
+      const auto count = [&] {
+        return world.log().total(dtensor::CollectiveKind::kAllGather, "checkpoint").count;
+      };
+      const auto before = count();
+      action();
+      return count() - before;
+    };
+    const Snapshot snapshot = spread(whole, ranks);
+    Snapshot staged;
+    const auto by_stage = told([&] { staged = stage(snapshot, options); });
+    const auto at_once = told([&] { save(folder / "once", snapshot, options); });
+    EXPECT_EQ(told([&] { save(folder / "copy", staged, options); }) + by_stage, at_once);
+  });
+  expect_same(load(folder / "copy/step-7"), whole);
+}
+
 TEST(Together, TheContentsAreThoseOfOneRanksCheckpoint) {
   const TempFolder folder;
   const Snapshot whole = make_snapshot(7);

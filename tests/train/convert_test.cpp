@@ -1,10 +1,12 @@
 // There and back: the same bits.
 #include "longhaul/train/convert.h"
 
+#include <atomic>
 #include <cmath>
 #include <map>
 
 #include "longhaul/checkpoint/checkpoint.h"
+#include "longhaul/dtensor/placement.h"
 #include "longhaul/models/deepseek_v3/hf_adapter.h"
 #include "longhaul/train/hf_export.h"
 #include "longhaul/train/hf_import.h"
@@ -245,6 +247,50 @@ TEST_F(Convert, Fp8OfThreeRanksIsThatOfOneByteForByte) {
   EXPECT_EQ(files_of(path("three")), files);
 }
 
+// Rows of each parameter, and their bytes.
+int64_t keep_rows(checkpoint::Snapshot& snapshot, const dtensor::Communicator& ranks) {
+  int64_t bytes = 0;
+  for (auto& [name, tensor] : snapshot.tensors) {
+    const auto own = dtensor::slice_of(tensor.size(0), ranks.size(), ranks.rank());
+    std::vector<int64_t> offsets(static_cast<size_t>(tensor.dim()), 0);
+    offsets[0] = own.start;
+    const at::Tensor rows = tensor.narrow(0, own.start, own.length).clone();
+    bytes += static_cast<int64_t>(rows.nbytes());
+    snapshot.parts[name] = {rows, offsets};
+    tensor = at::empty(tensor.sizes(), tensor.options().device(at::kMeta));
+  }
+  return bytes;
+}
+
+// Small files divide experts that are one parameter among ranks; of one file each part moves once.
+TEST_F(Convert, PartsGoToTheRankThatWritesThem) {
+  convert(golden("hf_base"), "step-0");
+  const auto saved = checkpoint::load(path("step-0"));
+  const auto config = v3::parse_model_config(golden_json("hf_base"), "golden");
+  for (const bool fp8 : {false, true}) {
+    for (const int64_t max_bytes : {int64_t{1} << 30, int64_t{20'000}}) {
+      SCOPED_TRACE(fmt::format("fp8 {}, files of {}", fp8, max_bytes));
+      const train::HfExportOptions options = {
+          .fp8 = fp8, .max_shard_bytes = max_bytes, .replace = true};
+      train::export_hf(path("one"), saved, config, options);
+      std::atomic<int64_t> sent = 0, held = 0;
+      test::run_ranks(3, [&](dtensor::World& world) {
+        const auto ranks = world.make_group("export", {0, 1, 2});
+        checkpoint::Snapshot own = saved;
+        const int64_t bytes = keep_rows(own, ranks);
+        train::HfExportOptions together = options;
+        together.ranks = &ranks;
+        train::export_hf(path("three"), own, config, together);
+        if (ranks.rank() > 0) held += bytes;
+        sent += world.log().total(dtensor::CollectiveKind::kAllToAll, "export").bytes;
+      });
+      EXPECT_EQ(files_of(path("three")), files_of(path("one")));
+      const bool once = !fp8 && max_bytes > 1'000'000;  // one file, in the parameters' order
+      EXPECT_TRUE(!once || sent == held) << sent << " bytes of " << held;
+    }
+  }
+}
+
 TEST_F(Convert, DtypesOfBothDirections) {
   convert(golden("hf_base"), "step-0", {.dtype = at::kBFloat16});
   convert(golden("hf_base"), "whole/step-0");
@@ -368,6 +414,19 @@ TEST_F(Convert, AFullCheckpointOfARun) {
     for (const auto& [hf_name, view] : v3::hf_views(name, tensor)) expected[hf_name] = view;
   }
   expect_identical_tensors(read_hf(path("exported")), expected);
+}
+
+// Its path is relative to where the run was started, not to where its weights are converted.
+TEST_F(Convert, ARunsTokenizerIsFoundFromElsewhere) {
+  const GoldenJob job("hf_base", load_golden("hf_base/train20.safetensors").at("batches"));
+  const std::string assets = fs::relative(golden("hf_base")).string();
+  run(job.config({"--training.steps", "1", "--model.hf_assets_path", assets}));
+  const fs::path saved = job.folder.path() / "run/checkpoint/step-1", here = fs::current_path();
+  EXPECT_EQ(checkpoint::load(saved).trainer["hf_assets_path"], (here / assets).string());
+  fs::current_path(folder_.path());
+  EXPECT_NO_THROW(convert(saved, "exported"));
+  fs::current_path(here);
+  EXPECT_TRUE(fs::exists(path("exported/generation_config.json")));
 }
 
 TEST_F(Convert, MistakesAreNamedAndNothingIsWritten) {
