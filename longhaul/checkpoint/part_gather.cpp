@@ -149,7 +149,8 @@ at::Tensor gather_parts(const PartPlan& plan, const Snapshot& snapshot,
   const auto pieces = name.empty() ? std::vector<PartPlan::Piece>() : plan.pieces(name, own);
   for (const auto& [sender, box] : pieces) {
     if (sender == own) continue;
-    received_bytes[static_cast<size_t>(sender)] = count(box->sizes) * shape.element_size();
+    received_bytes[static_cast<size_t>(sender)] =
+        c10::multiply_integers(box->sizes) * shape.element_size();
   }
   const int64_t coming = std::accumulate(received_bytes.begin(), received_bytes.end(), int64_t{0});
   at::Tensor bytes = at::empty({coming}, at::kByte);
