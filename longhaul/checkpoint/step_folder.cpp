@@ -100,20 +100,34 @@ void rename_or_fail(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail_file("rename to", to, errno);
 }
 
-// Leaves what was at `final_path` at `path`.
-void exchange(const fs::path& path, const fs::path& final_path) {
-  if (::renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, final_path.c_str(), RENAME_EXCHANGE) == 0) {
-    return;
-  }
-  if (errno != EINVAL && errno != ENOSYS) fail_file("rename to", final_path, errno);
+// For a file system that cannot exchange two names.
+void exchange_in_two_moves(const fs::path& path, const fs::path& final_path) {
   const fs::path aside = path.string() + "-old";
   rename_or_fail(final_path, aside);
-  if (::rename(path.c_str(), final_path.c_str()) != 0) {
-    const int code = errno;
+  try {
+    fault::at("checkpoint.aside");
+    rename_or_fail(path, final_path);
+  } catch (...) {
     rename_or_fail(aside, final_path);
+    throw;
+  }
+  fault::at("checkpoint.replaced");
+  rename_or_fail(aside, path);
+}
+
+// Leaves what was at `final_path` at `path`.
+void exchange(const fs::path& path, const fs::path& final_path) {
+  int code = fault::errno_at("checkpoint.exchange");
+  if (code == 0) {
+    const int result =
+        ::renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, final_path.c_str(), RENAME_EXCHANGE);
+    code = result == 0 ? 0 : errno;
+  }
+  if (code == EINVAL || code == ENOSYS) {
+    exchange_in_two_moves(path, final_path);
+  } else if (code != 0) {
     fail_file("rename to", final_path, code);
   }
-  rename_or_fail(aside, path);
 }
 
 // What had that name is left at `path`.

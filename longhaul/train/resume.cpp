@@ -106,6 +106,7 @@ std::optional<fs::path> find_resumable_step(const JobConfig& config,
   const fs::path folder = checkpoint_folder(config);
   // As in TorchTitan, load_step matters only once there is something to choose from.
   const bool any = !on_first(ranks, [&] {
+                      if (saves(config)) checkpoint::clear_stale(folder);
                       return checkpoint::list_steps(folder).empty() ? "" : "some";
                     }).empty();
   if (!any && options.load_step > 0) {
