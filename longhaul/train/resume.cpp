@@ -42,7 +42,7 @@ void abandon_later_steps(const fs::path& folder, int64_t step) {
     for (int i = 1; fs::exists(aside); ++i) {
       aside = fmt::format("{}.abandoned-{}", found.path.string(), i);
     }
-    fs::rename(found.path, aside);
+    rename_durably(found.path, aside);
     log::warn(
         "{} is after checkpoint.load_step = {}; it is now {}. Remove that key before the next "
         "start, which else goes back to step {} again",
