@@ -1,7 +1,7 @@
-// Times saving and loading a state of a given size against writing and reading the same bytes in
-// the same number of files, in turns, and prints one JSON line each: name, GB/s of ours and of the
-// plain way (medians). Both sides write new files; older ones are gone before the clock starts.
-// bench/checkpoint.py calls it:
+// Times saving, loading and resuming a state of a given size against writing and reading the same
+// bytes in the same number of files, in turns, and prints one JSON line each: name, GB/s of ours
+// and of the plain way (medians). Both sides write new files; older ones are gone before the clock
+// starts. bench/checkpoint.py calls it:
 //   bench_checkpoint FOLDER ROUNDS MEGABYTES
 #include "longhaul/checkpoint/checkpoint.h"
 
@@ -105,6 +105,14 @@ void read_plainly(const fs::path& folder, const checkpoint::Manifest& manifest) 
   }
 }
 
+// As a run that starts: looks for the newest checkpoint, compares its checksums, and reads what it
+// keeps, here all.
+void resume(const fs::path& folder) {
+  const auto found = checkpoint::find_resumable(folder);
+  LONGHAUL_CHECK(found, "there is nothing to resume from in '{}'", folder.string());
+  checkpoint::load(*found, /*verify=*/false);
+}
+
 // The next read comes from the disk.
 void forget(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -128,7 +136,7 @@ void run(const fs::path& folder, int rounds, int64_t megabytes) {
   const fs::path plain = folder / "plain";
   fs::path step = checkpoint::save(folder, state);
   const auto manifest = checkpoint::read_manifest(step);
-  std::vector<double> saved, written, loaded, read, staged;
+  std::vector<double> saved, written, loaded, resumed, read, staged;
   checkpoint::Snapshot copy = checkpoint::stage(state);
   for (int i = 0; i < rounds; ++i) {
     erase(step);
@@ -138,13 +146,15 @@ void run(const fs::path& folder, int rounds, int64_t megabytes) {
     written.push_back(seconds([&] { write_plainly(plain, manifest, state); }));
     forget(step);
     loaded.push_back(seconds([&] { checkpoint::load(step); }));
+    forget(step);
+    resumed.push_back(seconds([&] { resume(folder); }));
     forget(plain);
     read.push_back(seconds([&] { read_plainly(plain, manifest); }));
-    staged.push_back(
-        seconds([&] { copy = checkpoint::stage(state, {}, std::move(copy)); }));
+    staged.push_back(seconds([&] { copy = checkpoint::stage(state, {}, std::move(copy)); }));
   }
   print("save", bytes, saved, written);
   print("load", bytes, loaded, read);
+  print("resume", bytes, resumed, read);
   // The share of a save that training waits for when it goes on in the background.
   print("held", bytes, staged, saved);
 }

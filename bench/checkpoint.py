@@ -1,5 +1,5 @@
-"""Saving and loading a state with its checksums, against plain writing and reading of the same bytes
-in the same number of files, and against torch.distributed.checkpoint on the same tensors; and for
+"""Saving, loading and resuming a state with its checksums, against plain writing and reading of the
+same bytes in the same number of files, and against torch.distributed.checkpoint on the same tensors; and for
 how long training waits for a save in the background. docs/benchmarks.md has the details.
 
 Prints figures (lib/figure.py) on stdout. BENCH_REPEATS and BENCH_MEGABYTES change the effort;
@@ -79,6 +79,11 @@ def main():
         print(figure.line(f"checkpoint.{name}", rate, "GB/s"))
         print(figure.line(f"checkpoint.{name}_plain", ours[name]["plain"], "GB/s"))
         print(figure.line(f"checkpoint.{name}_pytorch", peer[name]["rate"], "GB/s"))
+    # Checksums first, and then the values, as a run that starts does it.
+    resume = ours["resume"]
+    print(figure.line("checkpoint.resume_of_plain", resume["ratio"], "x"))
+    print(figure.line("checkpoint.resume_of_pytorch", resume["ours"] / peer["load"]["rate"], "x"))
+    print(figure.line("checkpoint.resume", resume["ours"], "GB/s"))
     print(figure.line("checkpoint.save_over_held", ours["held"]["ratio"], "x"))
     print(figure.line("checkpoint.copy", ours["held"]["ours"], "GB/s"))
     report_held(steps)

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
@@ -18,7 +19,17 @@
 namespace longhaul::fault {
 namespace {
 
-enum class Kind { kKill, kHang, kDelay, kWait, kThrow, kNoSpace, kShortWrite, kFlippedBit };
+enum class Kind {
+  kKill,
+  kHang,
+  kDelay,
+  kWait,
+  kThrow,
+  kNoSpace,
+  kNoCall,
+  kShortWrite,
+  kFlippedBit
+};
 
 struct Plan {
   std::string place;
@@ -28,9 +39,9 @@ struct Plan {
 };
 
 constexpr std::pair<std::string_view, Kind> kKinds[] = {
-    {"kill", Kind::kKill},       {"hang", Kind::kHang},      {"delay", Kind::kDelay},
-    {"throw", Kind::kThrow},     {"enospc", Kind::kNoSpace}, {"short", Kind::kShortWrite},
-    {"flip", Kind::kFlippedBit}, {"wait", Kind::kWait}};
+    {"kill", Kind::kKill},        {"hang", Kind::kHang},       {"delay", Kind::kDelay},
+    {"throw", Kind::kThrow},      {"enospc", Kind::kNoSpace},  {"einval", Kind::kNoCall},
+    {"short", Kind::kShortWrite}, {"flip", Kind::kFlippedBit}, {"wait", Kind::kWait}};
 
 Kind parse_kind(std::string_view text, std::string_view specification) {
   for (const auto& [name, kind] : kKinds) {
@@ -38,7 +49,7 @@ Kind parse_kind(std::string_view text, std::string_view specification) {
   }
   fail_user(
       "LONGHAUL_FAULT '{}': '{}' is neither a number nor kill, hang, delay, wait, throw, enospc, "
-      "short, flip or rank-<number>",
+      "einval, short, flip or rank-<number>",
       specification, text);
 }
 
@@ -78,19 +89,29 @@ Plan parse_plan(std::string_view specification) {
   return plan;
 }
 
+std::vector<Plan> parse_plans(std::string_view specification) {
+  std::vector<Plan> plans;
+  while (true) {
+    const size_t comma = specification.find(',');
+    plans.push_back(parse_plan(specification.substr(0, comma)));
+    if (comma == std::string_view::npos) return plans;
+    specification.remove_prefix(comma + 1);
+  }
+}
+
 // The one piece of process-wide state: places are visited from anywhere, and the environment is
 // process-wide as well.
 struct State {
   State() {
     const char* specification = std::getenv("LONGHAUL_FAULT");
-    if (specification != nullptr && *specification != '\0') plan = parse_plan(specification);
+    if (specification != nullptr && *specification != '\0') plans = parse_plans(specification);
     update();
   }
-  void update() { active = plan.has_value() || tracing; }
+  void update() { active = !plans.empty() || tracing; }
 
   std::atomic<bool> active{false};
   std::mutex mutex;
-  std::optional<Plan> plan;
+  std::vector<Plan> plans;
   std::condition_variable disarmed;
   bool tracing = false;
   std::map<std::string, int, std::less<>> visits;
@@ -109,7 +130,7 @@ State& state() {
 void wait_until_disarmed() {
   State& s = state();
   std::unique_lock lock(s.mutex);
-  s.disarmed.wait(lock, [&] { return !s.plan; });
+  s.disarmed.wait(lock, [&] { return s.plans.empty(); });
 }
 
 Order fire(const Plan& plan, int nth) {
@@ -131,6 +152,8 @@ Order fire(const Plan& plan, int nth) {
       throw Injected(fmt::format("fault injection: visit {} of '{}'", nth, plan.place));
     case Kind::kNoSpace:
       return {.code = ENOSPC};
+    case Kind::kNoCall:
+      return {.code = EINVAL};
     case Kind::kShortWrite:
       return {.short_write = true};
     case Kind::kFlippedBit:
@@ -153,9 +176,12 @@ Order visit(std::string_view place) {
   if (found == s.visits.end()) found = s.visits.emplace(place, 0).first;
   const int nth = ++found->second;
   if (s.tracing) s.trace.push_back(fmt::format("{}:{}", place, nth));
-  const bool is_here = s.plan && s.plan->on_this_rank && s.plan->place == place;
-  if (!is_here || s.plan->nth != nth) return {};
-  const Plan plan = *s.plan;
+  const auto is_here = [&](const Plan& plan) {
+    return plan.on_this_rank && plan.place == place && plan.nth == nth;
+  };
+  const auto planned = std::find_if(s.plans.begin(), s.plans.end(), is_here);
+  if (planned == s.plans.end()) return {};
+  const Plan plan = *planned;
   lock.unlock();  // a thread that hangs must not hold up the others
   return fire(plan, nth);
 }
@@ -170,7 +196,7 @@ void throw_errno(std::string_view place, int code) {
 Armed::Armed(std::string_view specification) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
-  s.plan = parse_plan(specification);
+  s.plans = parse_plans(specification);
   s.visits.clear();
   s.update();
 }
@@ -178,7 +204,7 @@ Armed::Armed(std::string_view specification) {
 Armed::~Armed() {
   State& s = state();
   const std::lock_guard lock(s.mutex);
-  s.plan.reset();
+  s.plans.clear();
   s.update();
   s.disarmed.notify_all();
 }

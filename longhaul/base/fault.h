@@ -1,10 +1,12 @@
 // Faults on demand, so that tests can end a program at a place that matters. A place has a name;
 // the environment variable LONGHAUL_FAULT=<place>[:<nth>][:<kind>][:rank-<r>] makes its nth visit
-// (default 1) fail, on every rank of a job or on the one whose RANK is r. Kinds:
+// (default 1) fail, on every rank of a job or on the one whose RANK is r. Several are separated by
+// commas; of two for the same visit the first counts. Kinds:
 //   kill    SIGKILL to this process (default)      throw   fault::Injected
 //   hang    the thread waits for ever              enospc  as if the disk were full
 //   delay   the thread sleeps for a second         short   a write takes only half of the bytes
 //   flip    a write stores one bit wrong           wait    the thread waits until Armed is gone
+//   einval  as if the system had no such call
 // Nothing here belongs to what a user sees. The CMake option LONGHAUL_FAULTS=OFF compiles all
 // places out; without a fault in sight a place costs one load and one branch.
 #pragma once

@@ -75,8 +75,13 @@ struct SaveOptions {
 // Refuses to put a model-only checkpoint in the place of a full one. Removes what saves that died
 // have left. A CollectiveError means that the ranks have lost one another: `ranks` is of no use any
 // more, and the folder under the hidden name stays, since others may still write to it. Fault
-// points: checkpoint.begin, .tensor, .shard, .manifest, .rename, .renamed, .done.
+// points: checkpoint.begin, .tensor, .shard, .manifest, .rename, .renamed, .done; where a step is
+// replaced .exchange, too, and if that takes two moves (kind einval) .aside and .replaced.
 fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options = {});
+
+// What every save does first: removes what saves and exports that died have left in the folder, and
+// gives a step that one had moved aside its name back.
+void clear_stale(const fs::path& folder);
 
 // A copy on the host, of which save() makes the same files: what the snapshot was made of may
 // change. Of parts that several ranks hold, one copies it, and the others keep its shape; of whole

@@ -168,9 +168,7 @@ std::string Save::prepare(const fs::path& target) {
   check_replacement(target, snapshot_);
   // What the manifest cannot hold is found before anything is written.
   encode_manifest({snapshot_.step, snapshot_.model_only, {}, {}, snapshot_.trainer});
-  remove_stale(folder_, [](const std::string& name) {
-    return step_of(name) >= 0 || step_of_export(name) >= 0;
-  });
+  clear_stale(folder_);
   temporary_.emplace(target);
   fault::at("checkpoint.begin");
   return temporary_->path().string();
@@ -228,6 +226,12 @@ void Save::publish(const std::vector<std::string>& parts) {
 
 fs::path save(const fs::path& folder, const Snapshot& snapshot, const SaveOptions& options) {
   return Save(folder, snapshot, options).run();
+}
+
+void clear_stale(const fs::path& folder) {
+  remove_stale(folder, [](const std::string& name) {
+    return step_of(name) >= 0 || step_of_export(name) >= 0;
+  });
 }
 
 Snapshot stage(const Snapshot& snapshot, const SaveOptions& options, Snapshot reused) {

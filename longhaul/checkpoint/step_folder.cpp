@@ -52,29 +52,19 @@ std::optional<Hidden> parse_hidden(std::string_view name) {
 }
 
 // The hidden folders that this process works on.
-class Held {
- public:
-  void add(const fs::path& path) {
-    const std::lock_guard lock(mutex_);
-    paths_.insert(path);
-  }
-  void remove(const fs::path& path) {
-    const std::lock_guard lock(mutex_);
-    paths_.erase(path);
-  }
-  bool contains(const fs::path& path) {
-    const std::lock_guard lock(mutex_);
-    return paths_.contains(path);
-  }
-
- private:
-  std::mutex mutex_;
-  std::set<fs::path> paths_;
+struct HeldPaths {
+  std::mutex mutex;
+  std::multiset<fs::path> paths;
 };
 
-Held& held() {
-  static Held instance;
+HeldPaths& held_paths() {
+  static HeldPaths instance;
   return instance;
+}
+
+bool is_held(const fs::path& path) {
+  const std::lock_guard lock(held_paths().mutex);
+  return held_paths().paths.contains(path);
 }
 
 // Of another process: one with this one's id is a former one, as in a container that was started
@@ -88,7 +78,7 @@ bool process_lives(const std::string& pid_text) {
 // A lock dies with its process, whatever happens to process ids. Where folders cannot be locked
 // (NFS), the process id in the name decides.
 bool is_stale(const fs::path& path, const std::string& pid) {
-  if (held().contains(path)) return false;
+  if (is_held(path)) return false;
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return false;
   const FileDescriptor owner(fd);
@@ -100,20 +90,34 @@ void rename_or_fail(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail_file("rename to", to, errno);
 }
 
-// Leaves what was at `final_path` at `path`.
-void exchange(const fs::path& path, const fs::path& final_path) {
-  if (::renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, final_path.c_str(), RENAME_EXCHANGE) == 0) {
-    return;
-  }
-  if (errno != EINVAL && errno != ENOSYS) fail_file("rename to", final_path, errno);
+// For a file system that cannot exchange two names.
+void exchange_in_two_moves(const fs::path& path, const fs::path& final_path) {
   const fs::path aside = path.string() + "-old";
   rename_or_fail(final_path, aside);
-  if (::rename(path.c_str(), final_path.c_str()) != 0) {
-    const int code = errno;
+  try {
+    fault::at("checkpoint.aside");
+    rename_or_fail(path, final_path);
+  } catch (...) {
     rename_or_fail(aside, final_path);
+    throw;
+  }
+  fault::at("checkpoint.replaced");
+  rename_or_fail(aside, path);
+}
+
+// Leaves what was at `final_path` at `path`.
+void exchange(const fs::path& path, const fs::path& final_path) {
+  int code = fault::errno_at("checkpoint.exchange");
+  if (code == 0) {
+    const int result =
+        ::renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, final_path.c_str(), RENAME_EXCHANGE);
+    code = result == 0 ? 0 : errno;
+  }
+  if (code == EINVAL || code == ENOSYS) {
+    exchange_in_two_moves(path, final_path);
+  } else if (code != 0) {
     fail_file("rename to", final_path, code);
   }
-  rename_or_fail(aside, path);
 }
 
 // What had that name is left at `path`.
@@ -128,36 +132,45 @@ void take_name(const fs::path& path, const fs::path& final_path) {
 
 }  // namespace
 
+Held::Held(fs::path path) : path_(std::move(path)) {
+  const std::lock_guard lock(held_paths().mutex);
+  held_paths().paths.insert(path_);
+}
+
+Held::~Held() {
+  auto& [mutex, paths] = held_paths();
+  const std::lock_guard lock(mutex);
+  paths.erase(paths.find(path_));
+}
+
 TemporaryFolder::TemporaryFolder(fs::path final_path)
-    : final_path_(std::move(final_path)), path_(temporary_name(final_path_)) {
+    : final_path_(std::move(final_path)), held_(temporary_name(final_path_)) {
   create_folders(parent_of(final_path_));
   std::error_code error;
-  if (!fs::create_directory(path_, error)) {
-    fail_file("create the folder", path_, error ? error.value() : EEXIST);
+  if (!fs::create_directory(path(), error)) {
+    fail_file("create the folder", path(), error ? error.value() : EEXIST);
   }
-  lock_ = open_file(path_, O_RDONLY | O_DIRECTORY, "open the folder");
-  held().add(path_);
+  lock_ = open_file(path(), O_RDONLY | O_DIRECTORY, "open the folder");
   ::flock(lock_.get(), LOCK_EX | LOCK_NB);
 }
 
 TemporaryFolder::~TemporaryFolder() {
-  if (!left_) remove_logged(path_);
-  held().remove(path_);
+  if (!left_) remove_logged(path());
 }
 
 void TemporaryFolder::publish() {
-  sync_folder(path_);
-  take_name(path_, final_path_);
+  sync_folder(path());
+  take_name(path(), final_path_);
   sync_folder(parent_of(final_path_));
 }
 
 void remove_step(const fs::path& step_folder) {
-  const fs::path hidden = temporary_name(step_folder);
+  const Held hidden(temporary_name(step_folder));
   fault::at("checkpoint.purge");
-  remove_logged(hidden);
-  rename_or_fail(step_folder, hidden);
+  remove_logged(hidden.path());
+  rename_or_fail(step_folder, hidden.path());
   fault::at("checkpoint.purged");
-  remove_logged(hidden);
+  remove_logged(hidden.path());
 }
 
 void remove_stale(const fs::path& folder,

@@ -9,6 +9,18 @@
 
 namespace longhaul::checkpoint {
 
+// While it lives, remove_stale() in this process takes that path for one that is worked on.
+class Held {
+ public:
+  explicit Held(fs::path path);
+  Held(const Held&) = delete;
+  ~Held();
+  const fs::path& path() const { return path_; }
+
+ private:
+  const fs::path path_;
+};
+
 // `.<name>.tmp-<pid>` beside the folder <name> that it becomes, locked while this object lives, so
 // that nobody takes it for one that a process has left. Removed with the object, unless it is left.
 class TemporaryFolder {
@@ -18,7 +30,7 @@ class TemporaryFolder {
   TemporaryFolder(const TemporaryFolder&) = delete;
   ~TemporaryFolder();
 
-  const fs::path& path() const { return path_; }
+  const fs::path& path() const { return held_.path(); }
   // Gives it the final name, durably; what had that name is removed with this object.
   void publish();
   // It stays when the object goes, because other ranks may still write into it. A later save clears
@@ -26,7 +38,8 @@ class TemporaryFolder {
   void leave() { left_ = true; }
 
  private:
-  const fs::path final_path_, path_;
+  const fs::path final_path_;
+  const Held held_;
   FileDescriptor lock_;
   bool left_ = false;
 };

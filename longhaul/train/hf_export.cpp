@@ -4,6 +4,7 @@
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/json.h"

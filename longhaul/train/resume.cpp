@@ -42,7 +42,7 @@ void abandon_later_steps(const fs::path& folder, int64_t step) {
     for (int i = 1; fs::exists(aside); ++i) {
       aside = fmt::format("{}.abandoned-{}", found.path.string(), i);
     }
-    fs::rename(found.path, aside);
+    rename_durably(found.path, aside);
     log::warn(
         "{} is after checkpoint.load_step = {}; it is now {}. Remove that key before the next "
         "start, which else goes back to step {} again",
@@ -106,6 +106,7 @@ std::optional<fs::path> find_resumable_step(const JobConfig& config,
   const fs::path folder = checkpoint_folder(config);
   // As in TorchTitan, load_step matters only once there is something to choose from.
   const bool any = !on_first(ranks, [&] {
+                      if (saves(config)) checkpoint::clear_stale(folder);
                       return checkpoint::list_steps(folder).empty() ? "" : "some";
                     }).empty();
   if (!any && options.load_step > 0) {

@@ -19,7 +19,8 @@ bool saves(const JobConfig& config);
 // The step at or beyond the job's last one that lies complete in the folder, whatever its kind.
 std::optional<int64_t> finished_step(const JobConfig& config, const dtensor::Communicator& ranks);
 
-// The step folder to resume from, if there is one. Moves aside what the run leaves behind it.
+// The step folder to resume from, if there is one. Clears away what saves that died have left, and
+// moves aside what the run leaves behind it.
 // UserError if there are checkpoints and none can be resumed from.
 std::optional<fs::path> find_resumable_step(const JobConfig& config,
                                             const dtensor::Communicator& ranks);

@@ -63,10 +63,19 @@ TEST_F(Fault, KillIsTheDefault) {
   EXPECT_EQ(WTERMSIG(status), SIGKILL);
 }
 
+TEST_F(Fault, SeveralAtOnce) {
+  const fault::Armed armed("a:2:einval,b:throw,a:2:throw");
+  EXPECT_EQ(fault::errno_at("a"), 0);
+  EXPECT_THROW(fault::at("b"), fault::Injected);
+  EXPECT_EQ(fault::errno_at("a"), EINVAL);
+  EXPECT_EQ(fault::errno_at("a"), 0);
+}
+
 TEST_F(Fault, BadSpecifications) {
   EXPECT_THAT(error_of<UserError>([] { fault::Armed armed("a:explode"); }), HasSubstr("'explode'"));
   EXPECT_THAT(error_of<UserError>([] { fault::Armed armed("a:0"); }), HasSubstr("'0'"));
   EXPECT_THAT(error_of<UserError>([] { fault::Armed armed(":kill"); }), HasSubstr("no place"));
+  EXPECT_THAT(error_of<UserError>([] { fault::Armed armed("a,"); }), HasSubstr("no place"));
 }
 
 TEST_F(Fault, TraceListsVisits) {

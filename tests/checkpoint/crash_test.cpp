@@ -105,6 +105,52 @@ TEST_F(Crash, KilledWhileReplacingAStep) {
   }
 }
 
+// A file system that cannot exchange two folders in one move.
+constexpr const char* kTwoMoves = "checkpoint.exchange:einval,";
+
+TEST_F(Crash, AStepIsReplacedInTwoMovesToo) {
+  const TempFolder folder;
+  Snapshot old = make_snapshot(2);
+  old.trainer["old"] = true;
+  save(folder.path(), old);
+  {
+    const fault::Armed armed(kTwoMoves + std::string("checkpoint.aside:enospc"));
+    EXPECT_THROW(save(folder.path(), make_snapshot(2)), FileError);
+  }
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("step-2"));
+  expect_same(load(folder / "step-2"), old);
+  const fault::Armed armed("checkpoint.exchange:einval");
+  save(folder.path(), make_snapshot(2));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("step-2"));
+  expect_same(load(folder / "step-2"), make_snapshot(2));
+}
+
+// Between the two moves the step has no name: the next save, or the next start of a run, gives it
+// back.
+TEST_F(Crash, KilledWhileReplacingAStepInTwoMoves) {
+  for (const std::string place : {"aside", "replaced", "renamed"}) {
+    SCOPED_TRACE(place);
+    const TempFolder folder;
+    Snapshot old = make_snapshot(2);
+    old.trainer["old"] = true;
+    save(folder.path(), old);
+    const int status = run_saver(folder.path(), 2, kTwoMoves + ("checkpoint." + place));
+    ASSERT_TRUE(WIFSIGNALED(status));
+    EXPECT_EQ(fs::exists(folder / "step-2"), place != "aside");
+    if (place == "replaced") {
+      save(folder.path(), make_snapshot(3));
+    } else {
+      clear_stale(folder.path());
+    }
+    expect_same(load(folder / "step-2"), place == "aside" ? old : make_snapshot(2));
+    if (place == "replaced") {
+      EXPECT_THAT(names_in(folder.path()), ElementsAre("step-2", "step-3"));
+    } else {
+      EXPECT_THAT(names_in(folder.path()), ElementsAre("step-2"));
+    }
+  }
+}
+
 TEST_F(Crash, KilledWhilePurging) {
   for (const std::string place : {"purge", "purged"}) {
     const TempFolder folder;

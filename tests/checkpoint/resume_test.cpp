@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "longhaul/base/fault.h"
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/manifest.h"
@@ -232,6 +234,25 @@ TEST(Purge, ACopyUnderAnotherNameIsNeitherCountedNorDeleted) {
   EXPECT_THAT(steps_in(folder.path()), ElementsAre(10, 9, 1));
   purge(folder.path(), {.keep_latest_k = 1, .saved_step = 10});
   EXPECT_THAT(steps_in(folder.path()), ElementsAre(10, 9));
+}
+
+// Older ones are deleted while the next save begins, which clears away what is left by the dead.
+TEST(Purge, ASaveBesideItLeavesWhatIsBeingDeleted) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "no fault points";
+  const TempFolder folder;
+  for (const int step : {1, 2}) save(folder.path(), make_snapshot(step));
+  const fs::path hidden = temporary_name(folder / "step-1");
+  std::thread purging;
+  {
+    const fault::Armed armed("checkpoint.purged:wait");
+    purging = std::thread([&] { purge(folder.path(), {.keep_latest_k = 1, .saved_step = 2}); });
+    while (!fs::exists(hidden)) std::this_thread::yield();
+    save(folder.path(), make_snapshot(3));
+    EXPECT_TRUE(fs::exists(hidden));
+  }
+  purging.join();
+  EXPECT_THAT(steps_in(folder.path()), ElementsAre(3, 2));
+  EXPECT_FALSE(fs::exists(hidden));
 }
 
 TEST(Purge, OneThatCannotBeDeletedIsNamedAndTheOthersGo) {

@@ -256,6 +256,23 @@ TEST(Resume, ChecksumsAreComparedUnlessTheJobSaysNo) {
   EXPECT_EQ(start_of({}), "resumed from " + (folder / "step-1").string());
 }
 
+// As a save leaves it that dies where a folder is replaced in two moves. A run that only looks
+// changes nothing.
+TEST(Resume, AStepThatWasMovedAsideIsGoneOnFrom) {
+  const GoldenJob job("hf_base", batches());
+  const auto folder = job.folder.path() / "run/checkpoint";
+  run(job.config({"--training.steps", "1", "--checkpoint.last_save_model_only", "false"}));
+  const fs::path aside = folder / ".step-1.tmp-99999999-old";
+  fs::rename(folder / "step-1", aside);
+  run(job.config({"--training.steps", "2", "--checkpoint.load_only", "true"}));
+  EXPECT_TRUE(fs::exists(aside));
+  const test::LogCapture log;
+  run(job.config({"--training.steps", "2"}));
+  EXPECT_NE(log.text().find("resumed from " + (folder / "step-1").string()), std::string::npos)
+      << log.text();
+  EXPECT_FALSE(fs::exists(aside));
+}
+
 // A copy is not the step that its name says.
 TEST(Resume, ACopyUnderALaterNameDoesNotEndTheRun) {
   const GoldenJob job("hf_base", batches());
