@@ -33,10 +33,6 @@ std::string setting_of(const DataRequest& request, const JobConfig& config) {
   return mixed ? "training.mix" : request.key + ".dataset_path";
 }
 
-fs::path tokenizer_place(const JobConfig& config) {
-  return config.model.tokenizer_path.value_or(config.model.hf_assets_path);
-}
-
 bool holds_tokenizer(const fs::path& place) {
   return fs::is_regular_file(place) || fs::exists(place / "tokenizer.json");
 }
@@ -206,6 +202,10 @@ int threads_of(const DataLoader& loader) {
 }
 
 }  // namespace
+
+fs::path tokenizer_place(const JobConfig& config) {
+  return config.model.tokenizer_path.value_or(config.model.hf_assets_path);
+}
 
 data::Tokenizer load_tokenizer(const JobConfig& config) {
   const fs::path place = tokenizer_place(config);

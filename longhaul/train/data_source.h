@@ -2,6 +2,7 @@
 // validation and evaluation.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,7 +15,9 @@
 
 namespace longhaul::train {
 
-// The tokenizer of model.tokenizer_path or model.hf_assets_path. UserError if there is none.
+// Where the job says that its tokenizer is: model.tokenizer_path or model.hf_assets_path.
+std::filesystem::path tokenizer_place(const JobConfig& config);
+// The tokenizer that is there. UserError if there is none.
 data::Tokenizer load_tokenizer(const JobConfig& config);
 // The same, or nothing where the job's data needs none and there is no file.
 std::optional<data::Tokenizer> find_tokenizer(const JobConfig& config);
