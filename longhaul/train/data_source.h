@@ -38,6 +38,8 @@ struct DataRequest {
   uint64_t stream_above = 0;
   // Where a stream keeps what it learns of its rows; of several, with their number behind the name.
   std::optional<data::RowCountsFile> row_counts = {};
+  // The file that lists documents that are left out.
+  std::optional<std::filesystem::path> bad_documents = {};
 };
 
 DataRequest training_data(const JobConfig& config, int64_t vocab_size, int64_t mtp_modules);

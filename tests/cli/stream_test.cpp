@@ -125,6 +125,21 @@ TEST_F(StreamedTraining, AnotherTokenizerIsRefused) {
       "4", {"--model.hf_assets_path", "other", "--checkpoint.exclude_from_loading", "dataloader"}));
 }
 
+TEST_F(StreamedTraining, WhatIsBadIsToldAtTheEndAndListed) {
+  fs::create_directory(path("mixed"));
+  spill(path("mixed/rows.jsonl"), "{\"text\": 1}\n" + test::slurp(path("rows.jsonl")));
+  spill(path("mixed/broken.parquet"), "PAR1 and no more");
+  const auto result = train_stream(
+      without_validation({"--training.dataset_path", "mixed", "--training.bad_documents", "skip",
+                          "--training.steps", "2"}),
+      "run");
+  expect_trained(result);
+  EXPECT_THAT(result.err, HasSubstr("bad documents of the training data were left out"));
+  EXPECT_THAT(test::slurp(path("run/bad_documents.txt")),
+              AllOf(HasSubstr("mixed/broken.parquet: "), HasSubstr("mixed/rows.jsonl:1: ")));
+  EXPECT_THAT(test::slurp(path("run/summary.md")), HasSubstr("(bad_documents.txt)"));
+}
+
 TEST_F(StreamedTraining, AMisspeltFieldIsFoundBeforeTheModelIsMade) {
   expect_user_error(
       train_stream(without_validation({"--training.text_field", "txet"}), "run"),
