@@ -64,7 +64,7 @@ void BadDocuments::add(const Place& place, const std::string& reason, const Plac
   if (!skip_) {
     fail_user(
         "{}: {}; correct it, or have such documents left out: training.bad_documents = \"skip\", "
-        "or --bad-documents skip of `longhaul data`",
+        "or --bad-documents skip of `longhaul data` and `longhaul tokenizer train`",
         place(), reason);
   }
   int64_t number = 0;
