@@ -8,6 +8,8 @@
 namespace longhaul::train {
 namespace {
 
+using Words = std::vector<std::string>;
+
 // Up to what needs a document.
 std::string functions_of_the_page() {
   const std::string all = kReportScript;
@@ -83,9 +85,25 @@ class PageInABrowser : public ::testing::Test {
     test::write_run(folder_ / name, steps);
   }
 
+  test::ProgramResult browse(const std::string& page, const Words& flags) const {
+    Words words = {"120",
+                   "chromium",
+                   "--headless",
+                   "--no-sandbox",
+                   "--disable-gpu",
+                   "--disable-dev-shm-usage",
+                   "--user-data-dir=" + (folder_ / "browser").string()};
+    words.insert(words.end(), flags.begin(), flags.end());
+    words.push_back("file://" + (folder_ / page).string());
+    const auto result = test::Program(words, {}, "/usr/bin/timeout").wait();
+    EXPECT_EQ(result.status, 0) << result.err;
+    return result;
+  }
+
   // On the page of these runs: the errors of the page's scripts, then what the JavaScript `answer`,
   // a function's body that runs after them, returns.
-  std::string ask(const std::vector<std::filesystem::path>& runs, const std::string& answer) const {
+  std::string ask(const std::vector<std::filesystem::path>& runs, const std::string& answer,
+                  const Words& flags = {}) const {
     std::string page = report_page(runs);
     const auto insert = [&](const std::string& place, const std::string& script) {
       page.insert(page.find(place), "<script>" + script + "</script>");
@@ -103,13 +121,14 @@ try { told = (() => {)" + answer +
 document.documentElement.textContent = ["", ...errors, told, ""].join("\n");
 )");
     test::spill(folder_ / "page.html", page);
-    const auto result = test::Program({"120", "chromium", "--headless", "--no-sandbox",
-                                       "--disable-gpu", "--disable-dev-shm-usage",
-                                       "--user-data-dir=" + (folder_ / "browser").string(),
-                                       "--dump-dom", "file://" + (folder_ / "page.html").string()},
-                                      {}, "/usr/bin/timeout")
-                            .wait();
-    EXPECT_EQ(result.status, 0) << result.err;
+    return text_of("page.html", flags);
+  }
+
+  // The lines that the page's script has put in the place of the document.
+  std::string text_of(const std::string& page, const Words& flags) const {
+    Words all = flags;
+    all.push_back("--dump-dom");
+    const auto result = browse(page, all);
     const size_t begin = result.out.find("\n", result.out.find("<html")) + 1;
     return result.out.substr(begin, result.out.rfind("\n</html>") - begin);
   }
@@ -163,6 +182,49 @@ const found = ["optimizer.lr", "host", "memory"].map((name) => rows.find((row) =
 return [all_finite(), document.querySelectorAll("canvas").length > 0, ...found].join(", ");
 )"),
             "true, true, optimizer.lr - 0.001, host one two, memory 1.0 KiB 1.0 KiB");
+}
+
+// A window of the browser cannot be as narrow as a phone; a frame in it can.
+TEST_F(PageInABrowser, IsNoWiderThanAPhone) {
+  write("run", {test::small_step(1), test::small_step(2)});
+  test::spill(folder_ / "run/job.toml",
+              "[training]\ndataset_path = \"" + std::string(300, 'x') + "\"\n");
+  test::spill(folder_ / "page.html", report_page({folder_ / "run"}));
+  test::spill(folder_ / "phone.html", R"(<!doctype html>
+<iframe src="page.html" width="390" height="844" style="border: 0"></iframe>
+<script>
+onload = () => {
+  const page = frames[0].document.documentElement;
+  const said = [frames[0].innerWidth, page.scrollWidth <= 390,
+                page.querySelectorAll("polyline.curve").length > 0];
+  document.documentElement.textContent = ["", said.join(", "), ""].join("\n");
+};
+</script>
+)");
+  EXPECT_EQ(text_of("phone.html", {"--allow-file-access-from-files"}), "390, true, true");
+}
+
+TEST_F(PageInABrowser, IsDarkWhereTheSystemIs) {
+  write("run", {test::small_step(1), test::small_step(2)});
+  const std::string darkness = R"(
+const light = (color) => color.match(/[0-9]+/g).slice(0, 3).reduce((sum, part) => sum + +part, 0) / 765;
+const style = getComputedStyle(document.body);
+return [light(style.backgroundColor) < 0.2, light(style.color) > 0.6].join(", ");
+)";
+  const auto with_scheme = [&](const std::string& number) {
+    return ask({folder_ / "run"}, darkness, {"--blink-settings=preferredColorScheme=" + number});
+  };
+  EXPECT_EQ(with_scheme("0"), "true, true");
+  EXPECT_EQ(with_scheme("1"), "false, false");
+}
+
+TEST_F(PageInABrowser, IsPrinted) {
+  write("run", {test::small_step(1), test::small_step(2)});
+  test::spill(folder_ / "page.html", report_page({folder_ / "run"}));
+  browse("page.html", {"--print-to-pdf=" + (folder_ / "page.pdf").string()});
+  const std::string pdf = test::slurp(folder_ / "page.pdf");
+  EXPECT_EQ(pdf.substr(0, 5), "%PDF-");
+  EXPECT_GT(pdf.size(), 10'000u);
 }
 
 }  // namespace
