@@ -8,6 +8,7 @@
 
 #include "longhaul/checkpoint/checkpoint.h"
 #include "tests/parallel/layout_lists.h"
+#include "tests/support/log_capture.h"
 #include "tests/support/temp_folder.h"
 
 namespace longhaul::testing {
@@ -213,6 +214,19 @@ TEST(LayoutRuns, MixedPrecisionCastsWhereOneRankDoes) {
     if (!name.starts_with("grad.")) continue;
     EXPECT_LE(relative_to_max(actual.steps[0].at(name), value), 0.01) << name;
   }
+}
+
+// A kernel that a layout has no use for is not in the table.
+TEST(LayoutRuns, TheStartupTableListsTheKernelsThatRun) {
+  const auto table = [](const Layout& layout) {
+    const test::LogCapture log;
+    LayoutJob().run(layout, {"--training.dtype", "float32", "--training.steps", "1",
+                             "--model.converters", "rms_norm,cross_entropy"});
+    return log.text();
+  };
+  EXPECT_THAT(table({.dp_shard = 2}),
+              ::testing::ContainsRegex("converters +cross_entropy \\([0-9]+ modules\\), rms_norm"));
+  EXPECT_THAT(table({.tp = 2}), ::testing::ContainsRegex("converters +rms_norm"));
 }
 
 // A checkpoint of any layout goes on in any other.

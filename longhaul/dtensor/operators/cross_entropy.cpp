@@ -133,6 +133,9 @@ Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Te
       placing.replicate();
     }
   }
+  if (!vocabulary.axes.empty() && kernel_of(kernel) == ops::Kernel::kFused) {
+    ops::report_fallback("linear_cross_entropy", "the vocabulary is cut");
+  }
   vocabulary.start = placing.box_of_input(1).offsets[0];
   // The same on every rank, whatever the size of its slice.
   const int64_t slice = ceil_div(weight.size(0), slices);
