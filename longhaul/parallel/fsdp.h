@@ -20,13 +20,13 @@ namespace longhaul::parallel {
 
 class Fsdp {
  public:
-  // What is gathered together, as the hooked `module` begins to compute.
+  // What is gathered together, as one of the hooked `modules` begins to compute.
   struct Unit {
-    nn::Module* module;
+    std::vector<nn::Module*> modules;
     // Cut over the same ranks each.
     std::vector<std::pair<std::vector<nn::NamedParameter>, Group>> groups;
-    // Let go of the wholes as soon as the module has computed, and gather them again for the
-    // backward pass; else they stay until the unit's gradients are complete.
+    // Let go of the wholes as soon as a module has computed, and gather them again for the next one
+    // and for the backward pass; else they stay until the unit's gradients are complete.
     bool reshard_after_forward = true;
     // Of the ones that follow each other, in both passes; others are used beside these.
     bool in_sequence = true;

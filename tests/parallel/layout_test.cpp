@@ -8,6 +8,7 @@
 
 #include "longhaul/checkpoint/checkpoint.h"
 #include "tests/parallel/layout_lists.h"
+#include "tests/support/log_capture.h"
 #include "tests/support/temp_folder.h"
 
 namespace longhaul::testing {
@@ -111,6 +112,11 @@ const std::vector<Variant> kVariants = {
     {"recompute", {"--activation_checkpoint.mode", "full"}},
     {"recompute_never_reshard",
      {"--activation_checkpoint.mode", "full", "--parallelism.fsdp_reshard_after_forward", "never"}},
+    {"recompute_always_reshard",
+     {"--activation_checkpoint.mode", "full", "--parallelism.fsdp_reshard_after_forward",
+      "always"}},
+    {"own_norm_always_reshard",
+     {"--mtp.own_norm", "true", "--parallelism.fsdp_reshard_after_forward", "always"}},
     {"recompute_nothing", {"--activation_checkpoint.mode", "none"}},
     {"recompute_by_operator", {"--activation_checkpoint.selective_ac_option", "op"}},
     {"frozen_trunk", {"--dsa.stage", "dense_warmup"}},
@@ -213,6 +219,19 @@ TEST(LayoutRuns, MixedPrecisionCastsWhereOneRankDoes) {
     if (!name.starts_with("grad.")) continue;
     EXPECT_LE(relative_to_max(actual.steps[0].at(name), value), 0.01) << name;
   }
+}
+
+// A kernel that a layout has no use for is not in the table.
+TEST(LayoutRuns, TheStartupTableListsTheKernelsThatRun) {
+  const auto table = [](const Layout& layout) {
+    const test::LogCapture log;
+    LayoutJob().run(layout, {"--training.dtype", "float32", "--training.steps", "1",
+                             "--model.converters", "rms_norm,cross_entropy"});
+    return log.text();
+  };
+  EXPECT_THAT(table({.dp_shard = 2}),
+              ::testing::ContainsRegex("converters +cross_entropy \\([0-9]+ modules\\), rms_norm"));
+  EXPECT_THAT(table({.tp = 2}), ::testing::ContainsRegex("converters +rms_norm"));
 }
 
 // A checkpoint of any layout goes on in any other.

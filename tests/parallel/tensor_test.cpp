@@ -6,12 +6,14 @@
 
 #include "tests/parallel/collective_counts.h"
 #include "tests/parallel/ranks_of_model.h"
+#include "tests/support/log_capture.h"
 
 namespace longhaul::testing {
 namespace {
 
 using dtensor::CollectiveKind;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // As Job's, with heads for 4 ranks.
 Job four_heads() {
@@ -74,6 +76,19 @@ TEST(TensorParallel, DenseAttention) {
   Job job = four_heads();
   job.settings.stage = v3::IndexerStage::kOff;
   expect_same_on_all_layouts(job);
+}
+
+// What the plan lays out is dealt out by every operator: what is gathered is a share's need, such
+// as the keys that all heads see.
+TEST(TensorParallel, NoOperatorIsComputedAlikeByAllRanks) {
+  std::vector<Job> jobs(4, four_heads());
+  jobs[1].settings.mla_form = v3::MlaForm::kExpanded;
+  jobs[2].settings.stage = v3::IndexerStage::kDenseWarmup;
+  jobs[3].settings.stage = v3::IndexerStage::kOff;
+  const test::LogCapture log;
+  for (const Job& job : jobs) on_ranks({.cp = 2, .ep = 2, .tp = 2}, job);
+  EXPECT_THAT(log.text(), HasSubstr("is gathered along axis tp: each rank's share needs"));
+  EXPECT_THAT(log.text(), Not(HasSubstr("every rank computes the same")));
 }
 
 TEST(TensorParallel, TwoRunsAreEqualBitByBit) {
