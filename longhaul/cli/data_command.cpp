@@ -11,6 +11,7 @@
 #include "longhaul/base/progress.h"
 #include "longhaul/base/text.h"
 #include "longhaul/cli/commands.h"
+#include "longhaul/cli/corpus_options.h"
 #include "longhaul/data/prepare.h"
 #include "longhaul/data/statistics.h"
 
@@ -18,35 +19,19 @@ namespace longhaul::cli {
 namespace {
 
 struct Arguments {
-  std::string input, tokenizer, output;
-  std::string text_field = "text", invalid_text = "stop", bad_documents = "error";
+  CorpusOptions corpus;
+  std::string tokenizer, output;
   int threads = 2;
   uint64_t shard_mb = 256;
   size_t sample_tokens = 256;
 };
 
-data::DocumentOptions document_options(const Arguments& arguments) {
-  return {.text_field = arguments.text_field,
-          .on_invalid = arguments.invalid_text == "replace" ? data::InvalidText::kReplace
-                                                            : data::InvalidText::kStop,
-          .skip_bad = arguments.bad_documents == "skip"};
-}
-
-// The line appears with the first bytes, so that what is found before is told first.
-std::function<void(int64_t, int64_t)> progress_of(std::unique_ptr<ProgressLine>& line,
-                                                  const char* label) {
-  return [&line, label](int64_t done, int64_t total) {
-    if (!line) line = std::make_unique<ProgressLine>(label, total, ProgressLine::Unit::kBytes);
-    line->update(done);
-  };
-}
-
 void prepare(const Arguments& arguments) {
   const auto tokenizer = data::Tokenizer::load(arguments.tokenizer);
   std::unique_ptr<ProgressLine> line;
   const auto [prepared, kept_shards, bad] =
-      data::prepare(arguments.input, tokenizer, arguments.output,
-                    {.documents = document_options(arguments),
+      data::prepare(arguments.corpus.input, tokenizer, arguments.output,
+                    {.documents = arguments.corpus.documents(),
                      .shard_bytes = arguments.shard_mb * 1'000'000,
                      .num_threads = arguments.threads,
                      .progress = progress_of(line, "preparing")});
@@ -106,9 +91,9 @@ void print_sample(const data::CorpusStatistics& statistics, const data::Tokenize
 }
 
 void inspect(const Arguments& arguments) {
-  data::BadDocuments bad(arguments.bad_documents == "skip");
-  const auto options = document_options(arguments);
-  const auto sources = data::list_sources(arguments.input, options, bad);
+  data::BadDocuments bad(arguments.corpus.bad_documents == "skip");
+  const auto options = arguments.corpus.documents();
+  const auto sources = data::list_sources(arguments.corpus.input, options, bad);
   std::optional<data::Tokenizer> tokenizer;
   if (!arguments.tokenizer.empty()) tokenizer = data::Tokenizer::load(arguments.tokenizer);
   if (sources.needs_tokenizer() && !tokenizer) {
@@ -116,7 +101,7 @@ void inspect(const Arguments& arguments) {
   }
   if (tokenizer && sources.vocabulary &&
       sources.vocabulary->fingerprint != tokenizer->fingerprint()) {
-    fail_user("'{}' was prepared with another tokenizer than '{}'", arguments.input,
+    fail_user("'{}' was prepared with another tokenizer than '{}'", arguments.corpus.input,
               arguments.tokenizer);
   }
   std::unique_ptr<ProgressLine> line;
@@ -131,24 +116,8 @@ void inspect(const Arguments& arguments) {
   if (tokenizer) print_sample(statistics, *tokenizer);
 }
 
-void add_corpus_options(CLI::App& command, Arguments& arguments) {
-  command
-      .add_option("input", arguments.input, "A folder, a file, a glob or a comma separated list")
-      ->required();
-  command
-      .add_option("--text-field", arguments.text_field,
-                  "The field of JSONL rows and column of Parquet files that holds the text")
-      ->capture_default_str();
-  command
-      .add_option("--invalid-text", arguments.invalid_text,
-                  "On a NUL byte or broken UTF-8: stop, or replace it by U+FFFD")
-      ->check(CLI::IsMember({"stop", "replace"}))
-      ->capture_default_str();
-  command
-      .add_option("--bad-documents", arguments.bad_documents,
-                  "On a document that cannot be read: error, or skip it with a warning")
-      ->check(CLI::IsMember({"error", "skip"}))
-      ->capture_default_str();
+void add_reading_options(CLI::App& command, Arguments& arguments) {
+  add_corpus_options(command, "input", arguments.corpus);
   command.add_option("--threads", arguments.threads, "Threads that read and tokenise")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
@@ -158,7 +127,7 @@ void add_prepare(CLI::App& parent) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = parent.add_subcommand(
       "prepare", "Tokenise a corpus once, into a folder that training.dataset_path may name");
-  add_corpus_options(*command, *arguments);
+  add_reading_options(*command, *arguments);
   command->add_option("--tokenizer", arguments->tokenizer, "A tokenizer.json or its folder")
       ->required();
   command
@@ -175,12 +144,12 @@ void add_prepare(CLI::App& parent) {
 
 void add_inspect(CLI::App& parent) {
   auto arguments = std::make_shared<Arguments>();
-  arguments->bad_documents = "skip";
+  arguments->corpus.bad_documents = "skip";
   CLI::App* command = parent.add_subcommand(
       "inspect",
       "What is in a corpus: counts, lengths, duplicates, a sample; of prepared tokens "
       "also whether they are sound");
-  add_corpus_options(*command, *arguments);
+  add_reading_options(*command, *arguments);
   command->add_option("--tokenizer", arguments->tokenizer,
                       "A tokenizer.json or its folder; prepared tokens are only not decoded "
                       "without it");

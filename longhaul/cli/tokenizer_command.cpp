@@ -16,9 +16,10 @@
 #include "longhaul/base/progress.h"
 #include "longhaul/base/text.h"
 #include "longhaul/base/utf8.h"
+#include "longhaul/cli/corpus_options.h"
 #include "longhaul/data/bpe_trainer.h"
+#include "longhaul/data/document_reader.h"
 #include "longhaul/data/file_list.h"
-#include "longhaul/data/text_file.h"
 #include "longhaul/data/tokenizer.h"
 #include "longhaul/data/utf8.h"
 
@@ -28,26 +29,45 @@ namespace {
 using nlohmann::json;
 
 struct TrainArguments {
-  std::string input, output;
-  std::string invalid_text = "stop";
+  CorpusOptions corpus;
+  std::string output;
   data::BpeTrainingOptions options;
 };
 
-void add_corpus(data::BpeTrainer& trainer, const std::vector<data::CorpusFile>& files,
-                data::InvalidText on_invalid) {
-  ProgressLine line("reading", static_cast<int64_t>(data::total_bytes(files)),
+data::Sources list_text(const CorpusOptions& corpus, data::BadDocuments& bad) {
+  const auto files = data::list_files(corpus.input);
+  if (data::total_bytes(files) == 0) {
+    fail_user("all {} files in '{}' are empty", files.size(), corpus.input);
+  }
+  auto sources = data::list_sources(files, corpus.documents(), bad);
+  if (sources.vocabulary) fail_user("'{}' holds prepared tokens, and no text", corpus.input);
+  return sources;
+}
+
+// One unit after another, so that memory is bounded by the pieces that are counted.
+void add_corpus(data::BpeTrainer& trainer, const CorpusOptions& corpus) {
+  const auto options = corpus.documents();
+  data::BadDocuments bad(options.skip_bad);
+  const auto sources = list_text(corpus, bad);
+  ProgressLine line("reading", static_cast<int64_t>(sources.disk_bytes()),
                     ProgressLine::Unit::kBytes);
-  int64_t done = 0, replaced = 0;
-  for (const auto& file : files) {
-    const auto [text, was_replaced] = data::read_text_file(file.path, on_invalid);
-    replaced += was_replaced ? 1 : 0;
-    trainer.add_document(text);
-    done += static_cast<int64_t>(file.bytes);
-    line.update(done);
+  uint64_t done = 0;
+  int64_t replaced = 0;
+  data::Document document;
+  for (const auto& unit : sources.units) {
+    const auto reader = data::open_documents(sources.files[unit.file], unit, options, bad);
+    while (reader->next(document)) {
+      replaced += document.replaced ? 1 : 0;
+      trainer.add_document(document.text);
+      line.update(static_cast<int64_t>(done + reader->consumed()));
+    }
+    done += unit.disk_bytes;
+    line.update(static_cast<int64_t>(done));
   }
   line.finish();
+  if (bad.count() > 0) log::warn("{} bad documents are left out", with_commas(bad.count()));
   if (replaced > 0) {
-    log::warn("{} files hold NUL bytes or are not valid UTF-8; these parts read as U+FFFD",
+    log::warn("{} documents hold NUL bytes or are not valid UTF-8; these parts read as U+FFFD",
               replaced);
   }
 }
@@ -57,13 +77,7 @@ void train(const TrainArguments& arguments) {
   if (fs::is_directory(output)) fail_user("'{}' is a folder; name the file", arguments.output);
   if (output.has_parent_path()) create_folders(output.parent_path());
   data::BpeTrainer trainer(arguments.options);
-  const auto files = data::list_files(arguments.input);
-  if (data::total_bytes(files) == 0) {
-    fail_user("all {} files in '{}' are empty", files.size(), arguments.input);
-  }
-  add_corpus(
-      trainer, files,
-      arguments.invalid_text == "stop" ? data::InvalidText::kStop : data::InvalidText::kReplace);
+  add_corpus(trainer, arguments.corpus);
   const int64_t total = arguments.options.vocab_size;
   ProgressLine line("learning merges", total, ProgressLine::Unit::kCount);
   const auto result = trainer.train([&](int64_t done, int64_t) { line.update(done); });
@@ -194,18 +208,12 @@ void add_train(CLI::App& parent) {
   auto arguments = std::make_shared<TrainArguments>();
   arguments->options.vocab_size = 32768;
   CLI::App* command = parent.add_subcommand("train", "Learn a byte-level BPE vocabulary");
-  command->add_option("--input", arguments->input, "A folder, a file or a comma separated list")
-      ->required();
+  add_corpus_options(*command, "--input", arguments->corpus);
   command
       ->add_option("--vocab-size", arguments->options.vocab_size,
                    "Tokens in all: 256 bytes, merges, special tokens")
       ->capture_default_str();
   command->add_option("--output", arguments->output, "The tokenizer.json to write")->required();
-  command
-      ->add_option("--invalid-text", arguments->invalid_text,
-                   "On a NUL byte or broken UTF-8: stop, or replace it by U+FFFD")
-      ->check(CLI::IsMember({"stop", "replace"}))
-      ->capture_default_str();
   command->footer(
       "Example:\n  longhaul tokenizer train --input src/ --vocab-size 4096 --output "
       "tokenizer.json");

@@ -1,6 +1,7 @@
 #include "longhaul/config/capability.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 
 #include "longhaul/base/error.h"
@@ -143,6 +144,28 @@ std::vector<Rule> note_rules() {
   };
 }
 
+// What a file says about workers that are processes elsewhere.
+std::vector<Rule> dataloader_rules() {
+  const auto loaders = [](const JobConfig& c) {
+    return std::array{&c.training.dataloader, &c.validation.dataloader};
+  };
+  const char* const keys[][2] = {
+      {"training.dataloader.persistent_workers", "validation.dataloader.persistent_workers"},
+      {"training.dataloader.pin_memory", "validation.dataloader.pin_memory"},
+      {"training.dataloader.prefetch_factor", "validation.dataloader.prefetch_factor"}};
+  std::vector<Rule> rules;
+  for (const size_t i : {size_t{0}, size_t{1}}) {
+    rules.push_back({keys[0][i], [=](auto& c) { return loaders(c)[i]->persistent_workers; },
+                     "not used: the data are read by threads, which stay from pass to pass"});
+    rules.push_back({keys[1][i], [=](auto& c) { return loaders(c)[i]->pin_memory; },
+                     "not used: batches lie in ordinary memory"});
+    rules.push_back({keys[2][i],
+                     [=](auto& c) { return loaders(c)[i]->prefetch_factor.has_value(); },
+                     "not used: a stream is read two chunks ahead"});
+  }
+  return rules;
+}
+
 // What a file says about an indexer that the architecture does not have.
 std::vector<Rule> indexer_rules() {
   std::vector<Rule> rules;
@@ -186,8 +209,9 @@ std::vector<Remark> missing_behaviour(const JobConfig& config, int64_t ranks) {
 
 std::vector<Remark> notes(const JobConfig& config) {
   std::vector<Remark> found;
-  append_matching(note_rules(), config, found);
-  append_matching(indexer_rules(), config, found);
+  for (const auto& rules : {note_rules(), dataloader_rules(), indexer_rules()}) {
+    append_matching(rules, config, found);
+  }
   return found;
 }
 

@@ -10,10 +10,11 @@ void add_dataloader(Section section) {
   using S = DataLoader;
   section.key("num_workers", &S::num_workers,
               "Threads that read and tokenise; 0: two. Batches do not depend on it.", at_least(0));
-  section.key("persistent_workers", &S::persistent_workers, "Keep the workers between epochs.");
-  section.key("pin_memory", &S::pin_memory, "Batches in page-locked memory.");
-  section.key("prefetch_factor", &S::prefetch_factor, "Batches that each worker reads ahead.",
-              at_least(1));
+  section.key("persistent_workers", &S::persistent_workers,
+              "Not used: the data are read by threads, which stay from pass to pass.");
+  section.key("pin_memory", &S::pin_memory, "Not used: batches lie in ordinary memory.");
+  section.key("prefetch_factor", &S::prefetch_factor,
+              "Not used: a stream is read two chunks ahead.", at_least(1));
 }
 
 void add_training(std::vector<Option>& table) {

@@ -27,6 +27,7 @@ ChunkWalk::ChunkWalk(Sources sources, const std::optional<Tokenizer>& tokenizer,
     : sources_(std::move(sources)),
       options_(options),
       bad_(std::move(bad)),
+      bad_files_(bad_->count()),
       vocabulary_(vocabulary_of(sources_, tokenizer ? &*tokenizer : nullptr)),
       encoders_(tokenizer ? std::make_unique<TextEncoders>(*tokenizer, options.num_threads)
                           : nullptr),
@@ -82,7 +83,8 @@ std::string ChunkWalk::fingerprint() const {
 void ChunkWalk::restart() {
   cursor_ = {};
   order_.clear();
-  told_bad_ = bad_->count();  // those that were read are read and counted again
+  bad_->end_list();
+  told_bad_ = bad_->count() - bad_files_;  // those that were read are read and counted again
 }
 
 std::optional<PackedChunk> ChunkWalk::next(uint64_t wanted, std::stop_token stop) {
@@ -131,7 +133,8 @@ void ChunkWalk::end_pass() {
     log::warn("a pass through the data ends; {} bad documents were left out",
               with_commas(bad - told_bad_));
   }
-  told_bad_ = bad;
+  bad_->end_list();
+  told_bad_ = bad - bad_files_;
 }
 
 bool ChunkWalk::skip_group(size_t group, uint64_t wanted) {

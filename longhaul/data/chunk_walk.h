@@ -50,6 +50,8 @@ class ChunkWalk {
   std::optional<uint64_t> rows_in_a_pass() const { return counts_.rows_of_all(); }
   const std::vector<uint32_t>& token_bytes() const { return vocabulary_.token_bytes; }
   DataIdentity identity() const;
+  // In all passes; one that was read again counts again. Any thread may ask.
+  int64_t bad_documents() const { return bad_->count(); }
   // Of the disk, in all passes. Any thread may ask.
   uint64_t bytes_read() const { return context_.bytes_read; }
 
@@ -75,6 +77,7 @@ class ChunkWalk {
   const Sources sources_;
   const StreamOptions options_;
   const std::unique_ptr<BadDocuments> bad_;
+  const int64_t bad_files_;  // were found when the files were listed, and no pass reads them
   const Vocabulary vocabulary_;
   const std::unique_ptr<TextEncoders> encoders_;
   ChunkReader::Context context_;

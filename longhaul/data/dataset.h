@@ -64,6 +64,9 @@ class Dataset {
   virtual uint64_t rows_in_a_pass() const { return static_cast<uint64_t>(info().rows); }
   virtual DatasetInfo info() const = 0;
   virtual DataIdentity identity() const { return {}; }
+  // That a stream has left out so far, in each pass anew. What is read when data are opened is told
+  // there.
+  virtual int64_t bad_documents() const { return 0; }
   virtual RowShape shape() const = 0;
   // Bytes of UTF-8 text that the labels of the row's first seq_len slots stand for, special tokens
   // counting nothing: the divisor of bits per byte. nullopt where the text is not known.

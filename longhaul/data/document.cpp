@@ -1,5 +1,11 @@
 #include "longhaul/data/document.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
 #include "longhaul/base/error.h"
 #include "longhaul/base/log.h"
 #include "longhaul/base/text.h"
@@ -28,11 +34,37 @@ std::string take_text(std::string_view text, InvalidText on_invalid, Document& d
   return "";
 }
 
-void BadDocuments::add(const std::function<std::string()>& place, const std::string& reason) {
+void BadDocuments::list_in(std::filesystem::path file) {
+  const std::lock_guard lock(mutex_);
+  list_path_ = std::move(file);
+}
+
+void BadDocuments::end_list() {
+  const std::lock_guard lock(mutex_);
+  list_path_.reset();
+  list_.reset();
+}
+
+// One write(2) a line, so that several may append to one file.
+void BadDocuments::append(const std::string& line) {
+  if (!list_.valid()) {
+    list_ = FileDescriptor(
+        ::open(list_path_->c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
+  }
+  if (list_.valid() &&
+      ::write(list_.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size())) {
+    return;
+  }
+  log::warn("cannot write '{}': {}; further bad documents are not listed there",
+            list_path_->string(), std::strerror(errno));
+  list_path_.reset();
+}
+
+void BadDocuments::add(const Place& place, const std::string& reason, const Place& cheap_place) {
   if (!skip_) {
     fail_user(
         "{}: {}; correct it, or have such documents left out: training.bad_documents = \"skip\", "
-        "or --bad-documents skip of `longhaul data`",
+        "or --bad-documents skip of `longhaul data` and `longhaul tokenizer train`",
         place(), reason);
   }
   int64_t number = 0;
@@ -50,6 +82,13 @@ void BadDocuments::add(const std::function<std::string()>& place, const std::str
   } else if (is_power_of_ten(number)) {
     log::warn("{} bad documents are left out so far", with_commas(number));
   }
+  const std::lock_guard lock(mutex_);
+  if (list_path_) append(fmt::format("{}: {}\n", cheap_place ? cheap_place() : place(), reason));
+}
+
+void BadDocuments::go_back_to(int64_t count) {
+  const std::lock_guard lock(mutex_);
+  count_ = count;
 }
 
 std::string BadDocuments::first() const {

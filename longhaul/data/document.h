@@ -3,12 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "longhaul/base/file.h"
 #include "longhaul/data/text_file.h"
 
 namespace longhaul::data {
@@ -45,19 +48,31 @@ class BadDocuments {
   explicit BadDocuments(bool skip, int64_t most = std::numeric_limits<int64_t>::max())
       : skip_(skip), most_(most) {}
 
-  // `place`: "file" or "file:row", and is asked only if it is told. UserError if such documents are
-  // not to be skipped.
-  void add(const std::function<std::string()>& place, const std::string& reason);
+  // Each one is a line "place: reason" at the end of `file`, too, until end_list(): what is read
+  // again is not to stand there again. Where the file cannot be written a warning says so.
+  void list_in(std::filesystem::path file);
+  void end_list();
+
+  using Place = std::function<std::string()>;
+  // `place`: "file" or "file:row", and is asked only if it is told; the list takes `cheap_place`,
+  // if there is one. UserError if such documents are not to be skipped.
+  void add(const Place& place, const std::string& reason, const Place& cheap_place = {});
   int64_t count() const;
+  // Those that were added since the count was that are read again.
+  void go_back_to(int64_t count);
   // "place: reason" of the first one; empty if there is none.
   std::string first() const;
 
  private:
+  void append(const std::string& line);
+
   const bool skip_;
   const int64_t most_;
   mutable std::mutex mutex_;
   int64_t count_ = 0;
   std::string first_;
+  std::optional<std::filesystem::path> list_path_;
+  FileDescriptor list_;  // open from the first one on
 };
 
 }  // namespace longhaul::data

@@ -156,13 +156,19 @@ class JsonlReader : public DocumentReader {
   }
 
   void leave_out(const std::string& why) {
-    bad_.add([this] { return place(); }, why);
+    bad_.add([this] { return place(); }, why, [this] { return cheap_place(); });
   }
 
   // With the line's number in the file, which costs reading what stands before the unit.
   std::string place() {
     if (!lines_before_) lines_before_ = count_lines_before();
     return fmt::format("{}:{}", file_.path.string(), *lines_before_ + number_);
+  }
+
+  // Behind the beginning of a large file, the byte at which the line begins.
+  std::string cheap_place() {
+    if (unit_.begin == 0 || lines_before_) return place();
+    return fmt::format("{}, byte {}", file_.path.string(), offset_ + current_.begin);
   }
 
   uint64_t count_lines_before() const {

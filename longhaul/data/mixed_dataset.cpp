@@ -111,6 +111,12 @@ DataIdentity MixedDataset::identity() const {
   return identity;
 }
 
+int64_t MixedDataset::bad_documents() const {
+  int64_t sum = 0;
+  for (const auto& member : members_) sum += member->bad_documents();
+  return sum;
+}
+
 uint64_t MixedDataset::rows_in_a_pass() const {
   uint64_t rows = 0;
   for (size_t i = 0; i < members_.size(); ++i) {

@@ -43,6 +43,7 @@ class MixedDataset : public Dataset {
   // The members' sums.
   DatasetInfo info() const override;
   DataIdentity identity() const override;
+  int64_t bad_documents() const override;
   // Until each member was passed through once.
   uint64_t rows_in_a_pass() const override;
   RowShape shape() const override { return members_[0]->shape(); }

@@ -235,6 +235,7 @@ class Preparation {
   void make(size_t number) {
     const Part& part = parts_[number];
     BadDocuments bad(options_.documents.skip_bad);
+    bad.list_in(folder_ / "bad_documents.txt");
     ShardWriter writer(shard_path(number));
     Encoder encoder(tokenizer_);
     std::vector<int32_t> ids;

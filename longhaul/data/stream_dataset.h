@@ -30,6 +30,7 @@ class StreamDataset : public Dataset {
   std::optional<uint64_t> num_rows() const override;
   DatasetInfo info() const override { return {}; }
   DataIdentity identity() const override { return shared_->walk.identity(); }
+  int64_t bad_documents() const override { return shared_->walk.bad_documents(); }
   uint64_t rows_in_a_pass() const override;
   RowShape shape() const override { return shape_; }
   std::optional<int64_t> label_bytes(const Row& row) const override;

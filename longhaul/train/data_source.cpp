@@ -33,10 +33,6 @@ std::string setting_of(const DataRequest& request, const JobConfig& config) {
   return mixed ? "training.mix" : request.key + ".dataset_path";
 }
 
-fs::path tokenizer_place(const JobConfig& config) {
-  return config.model.tokenizer_path.value_or(config.model.hf_assets_path);
-}
-
 bool holds_tokenizer(const fs::path& place) {
   return fs::is_regular_file(place) || fs::exists(place / "tokenizer.json");
 }
@@ -134,12 +130,14 @@ data::StreamOptions stream_options(const DataRequest& request, size_t number) {
 std::unique_ptr<data::Dataset> open_corpus(const MixPart& part, size_t number,
                                            const DataRequest& request, const JobConfig& config) {
   auto bad = std::make_unique<data::BadDocuments>(request.documents.skip_bad);
+  if (request.bad_documents) bad->list_in(*request.bad_documents);
   const std::string setting = setting_of(request, config);
   auto sources = name_setting(
       config, setting, [&] { return data::list_sources(part.path, request.documents, *bad); });
+  const int64_t bad_files = bad->count();
   const auto tokenizer = tokenizer_for(sources, request, config);
   if (auto dataset = read_corpus(sources, tokenizer, part, request, config, *bad)) return dataset;
-  bad = std::make_unique<data::BadDocuments>(request.documents.skip_bad);  // it counts anew
+  bad->go_back_to(bad_files);
   name_setting(config, setting, [&] { data::check_beginning(sources, request.documents); });
   log::info("{} data: {} in {} files, about {} of text, read as a stream", request.key, part.path,
             with_commas(static_cast<int64_t>(sources.files.size())),
@@ -206,6 +204,10 @@ int threads_of(const DataLoader& loader) {
 }
 
 }  // namespace
+
+fs::path tokenizer_place(const JobConfig& config) {
+  return config.model.tokenizer_path.value_or(config.model.hf_assets_path);
+}
 
 data::Tokenizer load_tokenizer(const JobConfig& config) {
   const fs::path place = tokenizer_place(config);

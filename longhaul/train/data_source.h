@@ -2,6 +2,7 @@
 // validation and evaluation.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,7 +15,9 @@
 
 namespace longhaul::train {
 
-// The tokenizer of model.tokenizer_path or model.hf_assets_path. UserError if there is none.
+// Where the job says that its tokenizer is: model.tokenizer_path or model.hf_assets_path.
+std::filesystem::path tokenizer_place(const JobConfig& config);
+// The tokenizer that is there. UserError if there is none.
 data::Tokenizer load_tokenizer(const JobConfig& config);
 // The same, or nothing where the job's data needs none and there is no file.
 std::optional<data::Tokenizer> find_tokenizer(const JobConfig& config);
@@ -35,6 +38,8 @@ struct DataRequest {
   uint64_t stream_above = 0;
   // Where a stream keeps what it learns of its rows; of several, with their number behind the name.
   std::optional<data::RowCountsFile> row_counts = {};
+  // The file that lists documents that are left out.
+  std::optional<std::filesystem::path> bad_documents = {};
 };
 
 DataRequest training_data(const JobConfig& config, int64_t vocab_size, int64_t mtp_modules);

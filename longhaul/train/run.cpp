@@ -246,11 +246,11 @@ void Run::open_metrics() {
   const int rank = trainer_.dims().all->rank();
   const std::string name = fmt::format("metrics{}{}.jsonl", beside_ ? ".load_only" : "",
                                        rank == 0 ? "" : fmt::format(".rank-{}", rank));
-  writer_ = std::make_unique<StepWriter>(
-      config_, StepWriterOptions{.metrics_file = name,
-                                 .last_step = last_step_of_history(),
-                                 .rank = rank,
-                                 .metrics_only = beside_});
+  writer_ =
+      std::make_unique<StepWriter>(config_, StepWriterOptions{.metrics_file = name,
+                                                              .last_step = last_step_of_history(),
+                                                              .rank = rank,
+                                                              .metrics_only = beside_});
 }
 
 // A run that only looks at checkpoints cannot be gone on from.
@@ -258,9 +258,10 @@ int64_t Run::last_step_of_history() const { return only_looks(config_) ? 0 : fir
 
 void Run::open_validation() {
   if (!config_.validation.enable) return;
-  validation_ = open_data(validation_data(config_, resolved_.shape.vocab_size,
-                                          resolved_.shape.num_nextn_predict_layers),
-                          config_);
+  DataRequest request = validation_data(config_, resolved_.shape.vocab_size,
+                                        resolved_.shape.num_nextn_predict_layers);
+  if (is_first_rank()) request.bad_documents = fs::path(config_.job.dump_folder) / kBadDocuments;
+  validation_ = open_data(request, config_);
   check_same_tokenizer(trainer_.dataset(), *validation_, "validation.dataset_path", config_);
 }
 
@@ -431,12 +432,18 @@ void Run::finish_saving() {
   saving_seconds_ += seconds_since(start);
 }
 
-// No later line can tell how long the last save took; `last` is the run's last step, if it took one.
+// No later line can tell how long the last save took; `last` is the run's last step, if it took
+// one.
 void Run::end(StepMetrics* last) {
   finish_saving();
   if (writer_ && last != nullptr && saver_) {
     last->seconds["checkpoint"] += std::exchange(saving_seconds_, 0);
     writer_->add_last_save(*last);
+  }
+  if (const int64_t bad = trainer_.dataset().bad_documents(); bad > 0) {
+    log::warn(
+        "{} bad documents of the training data were left out, in each pass anew; {} lists them",
+        with_commas(bad), (fs::path(config_.job.dump_folder) / kBadDocuments).string());
   }
   if (is_first_rank() && !beside_) write_summary(config_.job.dump_folder);
 }

@@ -7,6 +7,9 @@
 
 namespace longhaul::train {
 
+// The documents that the run's data were left without, a line each.
+inline constexpr const char* kBadDocuments = "bad_documents.txt";
+
 // Creates job.dump_folder where it is missing. The folder is claimed as long as the result lives;
 // where the file system knows no locks, it is not. UserError if it cannot be written to, or if
 // another process has claimed it.

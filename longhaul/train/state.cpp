@@ -17,6 +17,7 @@
 #include "longhaul/config/write.h"
 #include "longhaul/data/utf8.h"
 #include "longhaul/dtensor/exchange.h"
+#include "longhaul/train/data_source.h"
 #include "longhaul/train/hf_export.h"
 #include "longhaul/train/hf_import.h"
 #include "longhaul/train/trainer.h"
@@ -92,6 +93,25 @@ void warn_of_other_files(const nlohmann::json& trainer, const data::Dataset& dat
       origin);
 }
 
+// To the model, ids of another tokenizer are other words.
+void refuse_other_tokenizer(const nlohmann::json& trainer, const data::Dataset& data,
+                            const JobConfig& config, const std::string& origin) {
+  const auto saved = trainer.find("tokenizer");  // not there in checkpoints of earlier versions
+  const uint64_t now = data.identity().tokenizer;
+  if (saved == trainer.end() || !saved->is_number_unsigned() || now == 0) return;
+  const auto before = saved->get<uint64_t>();
+  if (before == 0 || before == now) return;
+  const std::string place = trainer.value("tokenizer_path", "");
+  fail_setting(
+      config, config.model.tokenizer_path ? "model.tokenizer_path" : "model.hf_assets_path",
+      fmt::format("the training data's ids are of another tokenizer (that of '{}') than the {} was "
+                  "made with{}: to its model they are other words. Bring that one back; or, to "
+                  "teach the model new ids, begin the data anew with "
+                  "checkpoint.exclude_from_loading = [\"dataloader\"]",
+                  tokenizer_place(config).string(), origin,
+                  place.empty() ? "" : fmt::format(" (then in '{}')", place)));
+}
+
 std::string misshapen(const std::string& name, at::IntArrayRef shape, at::IntArrayRef wanted) {
   return fmt::format("{} is [{}], the model wants [{}]", name, fmt::join(shape, ", "),
                      fmt::join(wanted, ", "));
@@ -137,12 +157,11 @@ MomentNames compare_moments(const std::vector<nn::NamedParameter>& parameters,
   return found;
 }
 
-// For the way to Hugging Face's form, from wherever that is; the job's own path may be relative. A
-// manifest holds UTF-8 only.
-void remember_assets(const std::string& path, nlohmann::json& trainer) {
+// The job's own path may be relative. A manifest holds UTF-8 only.
+void remember_path(const char* key, const fs::path& path, nlohmann::json& trainer) {
   std::error_code error;
   const std::string absolute = path.empty() ? "" : fs::absolute(path, error).string();
-  if (!absolute.empty() && data::is_valid_utf8(absolute)) trainer["hf_assets_path"] = absolute;
+  if (!absolute.empty() && data::is_valid_utf8(absolute)) trainer[key] = absolute;
 }
 
 // What `part`, of these sizes, is of a tensor. Of the others' rows nothing is read.
@@ -212,10 +231,13 @@ checkpoint::Snapshot Trainer::weights(std::optional<at::ScalarType> dtype) const
                       {"tokens", progress_.tokens},
                       {"seed", seed_of(config_)},
                       {"data", dataset_->identity().files},
+                      {"tokenizer", dataset_->identity().tokenizer},
                       {"optimizer_steps", nlohmann::json::object()},
                       {"model_config", deepseek_v3::to_hf_json(model_->config())},
                       {"job", to_toml(config_)}};
-  remember_assets(config_.model.hf_assets_path, snapshot.trainer);
+  // For the way to Hugging Face's form, from wherever that is.
+  remember_path("hf_assets_path", config_.model.hf_assets_path, snapshot.trainer);
+  remember_path("tokenizer_path", tokenizer_place(config_), snapshot.trainer);
   return snapshot;
 }
 
@@ -223,6 +245,7 @@ void Trainer::restore(const std::filesystem::path& step_folder, const Excluded& 
   const checkpoint::CheckpointReader reader(step_folder);
   const auto& trainer = reader.manifest().trainer;
   const std::string origin = fmt::format("checkpoint of step {}", reader.manifest().step);
+  if (!excluded.data) refuse_other_tokenizer(trainer, *dataset_, config_, origin);
   refuse_misfits(find_misfits(*model_, reader, part_of()), origin);
   if (!excluded.optimizer) check_moments(reader, origin);
   load_model_tensors(*model_, reader, origin, part_of());

@@ -7,6 +7,7 @@
 #include "longhaul/base/file.h"
 #include "longhaul/base/text.h"
 #include "longhaul/train/metrics.h"
+#include "longhaul/train/run_folder.h"
 
 namespace longhaul::train {
 namespace {
@@ -91,6 +92,9 @@ void write_summary(const fs::path& run_folder) {
   text += row("gradient norm", first, last, "grad_norm", "{:.3f}");
   text += row("tokens/s", first, last, "tokens_per_second", "{:.0f}");
   text += validation_rows(metrics);
+  if (fs::exists(run_folder / kBadDocuments)) {
+    text += fmt::format("\nDocuments that were bad and left out: [{0}]({0}).\n", kBadDocuments);
+  }
   text += evaluation_table(run_folder / "evaluation.json");
 
   std::vector<Curve> curves = {curve_of(metrics, "lm_loss", "training")};

@@ -22,6 +22,7 @@
 #include "longhaul/train/losses.h"
 #include "longhaul/train/memory.h"
 #include "longhaul/train/peak.h"
+#include "longhaul/train/run_folder.h"
 
 namespace longhaul::train {
 namespace {
@@ -50,6 +51,9 @@ DataRequest data_of(const JobConfig& config, const ResolvedModel& resolved,
       training_data(config, resolved.shape.vocab_size, resolved.shape.num_nextn_predict_layers);
   request.row_counts = {std::filesystem::path(config.job.dump_folder) / "row_counts.txt",
                         dims.is_first()};
+  if (dims.is_first()) {
+    request.bad_documents = std::filesystem::path(config.job.dump_folder) / kBadDocuments;
+  }
   return request;
 }
 

@@ -106,6 +106,40 @@ TEST_F(StreamedTraining, TellsThatTheFilesHaveChanged) {
                             HasSubstr("rows are counted anew")));
 }
 
+TEST_F(StreamedTraining, AnotherTokenizerIsRefused) {
+  const auto go_on = [&](const std::string& steps, Words more = {}) {
+    more.insert(more.end(), {"--training.steps", steps});
+    return train_stream(without_validation(more), "run");
+  };
+  expect_trained(go_on("2"));
+  const auto made = run({"tokenizer", "train", "--input", "rows.jsonl", "--vocab-size", "300",
+                         "--output", "other/tokenizer.json"});
+  ASSERT_EQ(made.status, 0) << made.err;
+  expect_user_error(
+      go_on("3", {"--model.hf_assets_path", "other"}),
+      {"model.hf_assets_path", "another tokenizer (that of 'other') than the checkpoint of step 2",
+       "(then in '" + path("tokenizer").string() + "')",
+       "checkpoint.exclude_from_loading = [\"dataloader\"]"});
+  expect_trained(go_on("3"));
+  expect_trained(go_on(
+      "4", {"--model.hf_assets_path", "other", "--checkpoint.exclude_from_loading", "dataloader"}));
+}
+
+TEST_F(StreamedTraining, WhatIsBadIsToldAtTheEndAndListed) {
+  fs::create_directory(path("mixed"));
+  spill(path("mixed/rows.jsonl"), "{\"text\": 1}\n" + test::slurp(path("rows.jsonl")));
+  spill(path("mixed/broken.parquet"), "PAR1 and no more");
+  const auto result = train_stream(
+      without_validation({"--training.dataset_path", "mixed", "--training.bad_documents", "skip",
+                          "--training.steps", "2"}),
+      "run");
+  expect_trained(result);
+  EXPECT_THAT(result.err, HasSubstr("bad documents of the training data were left out"));
+  EXPECT_THAT(test::slurp(path("run/bad_documents.txt")),
+              AllOf(HasSubstr("mixed/broken.parquet: "), HasSubstr("mixed/rows.jsonl:1: ")));
+  EXPECT_THAT(test::slurp(path("run/summary.md")), HasSubstr("(bad_documents.txt)"));
+}
+
 TEST_F(StreamedTraining, AMisspeltFieldIsFoundBeforeTheModelIsMade) {
   expect_user_error(
       train_stream(without_validation({"--training.text_field", "txet"}), "run"),

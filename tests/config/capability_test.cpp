@@ -144,6 +144,19 @@ TEST(Capability, NotesNameWhatIsNotActive) {
             (Strings{"checkpoint.create_seed_checkpoint"}));
 }
 
+TEST(Capability, OfADataLoaderOnlyTheThreadsAreUsed) {
+  for (const std::string section : {"training.dataloader", "validation.dataloader"}) {
+    const std::string option = "--" + section + ".";
+    EXPECT_EQ(keys_of(notes(parse_job(kData, "job.toml", {option + "num_workers", "3"}))),
+              Strings{});
+    EXPECT_EQ(keys_of(notes(parse_job(kData, "job.toml",
+                                      {option + "persistent_workers", option + "pin_memory",
+                                       option + "prefetch_factor", "4"}))),
+              (Strings{section + ".persistent_workers", section + ".pin_memory",
+                       section + ".prefetch_factor"}));
+  }
+}
+
 TEST(Capability, AttentionIsKeptOfTheFusedKernelOnly) {
   const auto noted = [](const Strings& words) {
     Strings all = {"--activation_checkpoint.selective_ac_option", "op"};

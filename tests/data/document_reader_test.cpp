@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "longhaul/base/file.h"
 #include "longhaul/data/jsonl.h"
 #include "longhaul/data/parquet.h"
@@ -159,6 +161,43 @@ TEST(BadDocuments, ThatAreNotToldCostNothing) {
   for (int i = 0; i < 2; ++i) few.add([&] { return "a:" + std::to_string(i); }, "no text");
   EXPECT_THAT(user_error([&] { few.add([] { return "a:2"; }, "no text"); }),
               HasSubstr("the first 3 documents are all bad (a:0: no text)"));
+}
+
+// Every bad row is to be found again, at no cost of time.
+TEST(BadDocuments, AreListedByFileAndRowOrByte) {
+  const TemporaryFolder folder;
+  std::string content = "{\"text\": 1}\n" + jsonl(numbered(2000, 10'000));  // several units
+  const size_t first_byte = content.size();
+  for (int i = 0; i < 20; ++i) content += "{\"text\": []}\n";
+  const auto path = folder.write("rows", content);
+  const auto list = folder.path() / "list.txt";
+  BadDocuments bad(true);
+  bad.list_in(list);
+  // The last unit first: its rows are told by number, and so it is known.
+  const auto sources = list_sources(path, {}, bad);
+  const DocumentOptions options;
+  Document document;
+  const auto read = [&](const Unit& unit) {
+    const auto reader = open_documents(sources.files[0], unit, options, bad);
+    while (reader->next(document)) {
+    }
+  };
+  read(sources.units.back());
+  read(sources.units.back());
+  read(sources.units.front());
+  bad.end_list();
+  read(sources.units.front());
+  EXPECT_EQ(bad.count(), 42);
+  std::istringstream lines(read_file(list));
+  Texts listed;
+  for (std::string line; std::getline(lines, line);) listed.push_back(line);
+  ASSERT_EQ(listed.size(), 41u);
+  const std::string why = ": the field \"text\" is an array, expected a string";
+  EXPECT_EQ(listed[0], path + ":2002" + why);
+  EXPECT_EQ(listed[19], path + ":2021" + why);
+  EXPECT_EQ(listed[20], path + ", byte " + std::to_string(first_byte) + why);
+  EXPECT_EQ(listed[21], path + ", byte " + std::to_string(first_byte + 13) + why);
+  EXPECT_THAT(listed[40], HasSubstr("/rows:1: the field \"text\" is a number"));
 }
 
 TEST(Documents, TruncatedCompressedFiles) {

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 
+#include "longhaul/base/file.h"
 #include "longhaul/data/mixed_dataset.h"
 #include "longhaul/data/prepare.h"
 #include "tests/data/corpus_files.h"
@@ -15,6 +16,7 @@
 namespace longhaul::data {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr int kMarks = 301, kEndOfText = 256;
@@ -336,6 +338,31 @@ TEST_F(Stream, BadDocumentsOfAPassAreCounted) {
   const auto data = stream(corpus(), options);
   data->row(2 * data->rows_in_a_pass() + 1);
   EXPECT_THAT(log.text(), HasSubstr("2 bad documents were left out"));
+}
+
+// A file that cannot be read at all is left out of each pass.
+TEST_F(Stream, FilesThatAreBadAreCountedAndListedOnce) {
+  folder_.write("corpus/broken.parquet", "PAR1 and no more");
+  folder_.write("corpus/f.jsonl", "{\"text\": 1}\n" + jsonl({marked(300)}));
+  auto options = small_chunks(/*shuffle=*/false, /*repeat=*/false);
+  options.chunks.documents.skip_bad = true;
+  const uint64_t rows = stream(corpus(), options)->rows_in_a_pass();
+  options.packing.repeat = true;
+  const auto list = folder_.path() / "bad_documents.txt";
+  auto bad = std::make_unique<BadDocuments>(true);
+  bad->list_in(list);
+  auto sources = list_sources(corpus(), options.chunks.documents, *bad);
+  test::LogCapture log;
+  const StreamDataset data(std::move(sources), tokenizer(), options, std::move(bad));
+  for (uint64_t row = 0; row <= 2 * rows; ++row) data.row(row);
+  const std::string told = "a pass through the data ends; 2 bad documents were left out";
+  const size_t first = log.text().find(told);
+  ASSERT_NE(first, std::string::npos) << log.text();
+  EXPECT_NE(log.text().find(told, first + 1), std::string::npos) << log.text();
+  EXPECT_GE(data.bad_documents(), 3);
+  const std::string text = read_file(list);
+  EXPECT_THAT(text, AllOf(HasSubstr("broken.parquet: "), HasSubstr("f.jsonl:1: the field")));
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2) << text;
 }
 
 TEST_F(Stream, BadDocumentsThatAreReadAgainCountOnceInAPass) {

@@ -9,7 +9,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/base/file.h"
-#include "tests/data/temporary_folder.h"
+#include "tests/data/corpus_files.h"
 
 namespace longhaul::data {
 namespace {
@@ -95,6 +95,33 @@ TEST_F(TokenizerCommand, ErrorsNameThePlaceAndExitWithTwo) {
   const std::string empty = folder_.write("empty/a", "");
   expect(run("train --input " + empty + " --vocab-size 300 --output x"), "are empty");
   expect(run("train --input " + empty + " --vocab-size 3 --output x"), "too small");
+}
+
+// Whatever holds the documents, they are the same words.
+TEST_F(TokenizerCommand, TrainsOnEveryKindOfCorpus) {
+  const std::vector<std::string> texts = {"the quick model reads", "a long text and learns",
+                                          "what comes next after the long text"};
+  std::string rows;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    folder_.write("text/" + std::to_string(i), texts[i]);
+    rows += json{{"body", texts[i]}, {"id", i}}.dump() + "\n";
+  }
+  folder_.write("plain/rows", rows);
+  folder_.write("gz/rows", gzip(rows));
+  folder_.write("zst/rows", zstd(rows));
+  write_parquet(folder_, "parquet/rows", "body", strings({texts.begin(), texts.end()}), 2);
+  folder_.write("bad/rows", rows + "{\"body\": 3}\n");
+  const auto train = [&](const std::string& name, const std::string& more = "") {
+    const std::string output = (folder_.path() / (name + ".json")).string();
+    const Outcome outcome = run("train --vocab-size 290 --text-field body --output " + output +
+                                " --input " + (folder_.path() / name).string() + more);
+    return outcome.status == 0 ? read_file(output) : outcome.err;
+  };
+  const std::string wanted = train("text");
+  EXPECT_THAT(wanted, HasSubstr("merges"));
+  for (const char* name : {"plain", "gz", "zst", "parquet"}) EXPECT_EQ(train(name), wanted) << name;
+  EXPECT_THAT(train("bad"), HasSubstr("rows:4: the field \"body\" is a number"));
+  EXPECT_EQ(train("bad", " --bad-documents skip"), wanted);
 }
 
 TEST_F(TokenizerCommand, HelpEndsWithAnExample) {
