@@ -44,7 +44,7 @@ Tensor distribute(const Tensor& whole, const Mesh& mesh, const Placements& place
 
 // A DTensor of the parts `local`; differentiable. The size of a sharded dim is the sum of the
 // parts' sizes: without `global_sizes` all parts must be equally long there. Parts of a replicated
-// tensor are taken to be equal, not compared.
+// tensor are taken to be equal, not compared. Error for a maximum or minimum that needs a gradient.
 Tensor from_local(const Tensor& local, const Mesh& mesh, const Placements& placements,
                   at::OptionalIntArrayRef global_sizes = std::nullopt);
 

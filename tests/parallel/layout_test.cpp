@@ -20,7 +20,7 @@ const Tolerances kFp32 = {.loss = 1e-5, .gradient = 1e-5, .weight = 1e-4, .gradi
 
 class Layouts : public ::testing::TestWithParam<Layout> {};
 
-TEST_P(Layouts, TrainLikeOneRankInFp64) { expect_same(LayoutJob().run(GetParam()), one_rank({})); }
+TEST_P(Layouts, TrainLikeOneRankInFp64) { expect_same(trained(GetParam(), {}), one_rank({})); }
 
 const Overrides kInFp32 = {"--training.dtype", "float32"};
 
@@ -30,6 +30,13 @@ TEST_P(Layouts, TrainLikeOneRankInFp32) {
 
 TEST_P(Layouts, TwoRunsAreBitEqual) {
   expect_identical(LayoutJob().run(GetParam(), kInFp32), trained(GetParam(), kInFp32));
+}
+
+// Of the layouts that run each time.
+class ChosenLayouts : public Layouts {};
+
+TEST_P(ChosenLayouts, TwoRunsInFp64AreBitEqual) {
+  expect_identical(LayoutJob().run(GetParam()), trained(GetParam(), {}));
 }
 
 // What is measured of all tokens: the load of the experts exactly, the indexer's recall but for the
@@ -79,6 +86,9 @@ const std::vector<Layout> kChosen = {
 };
 
 INSTANTIATE_TEST_SUITE_P(Chosen, Layouts, ::testing::ValuesIn(kChosen),
+                         [](const auto& info) { return info.param.name(); });
+
+INSTANTIATE_TEST_SUITE_P(Chosen, ChosenLayouts, ::testing::ValuesIn(kChosen),
                          [](const auto& info) { return info.param.name(); });
 
 INSTANTIATE_TEST_SUITE_P(DataParallel, Layouts, ::testing::ValuesIn(kDataParallel),
@@ -151,6 +161,27 @@ TEST_P(Variants, TrainLikeOneRank) {
 
 INSTANTIATE_TEST_SUITE_P(All, Variants, ::testing::ValuesIn(kVariants),
                          [](const auto& info) { return info.param.name; });
+
+void expect_like_one_rank(int64_t seq_len, const std::vector<Layout>& layouts,
+                          const Overrides& overrides = {}) {
+  const LayoutJob job(layout_model(), seq_len);
+  const auto expected = job.run({}, overrides);
+  for (const Layout& layout : layouts) {
+    SCOPED_TRACE(fmt::format("{} slots on {}", seq_len, layout.name()));
+    expect_same(job.run(layout, overrides), expected);
+  }
+}
+
+// The ranks of tp have slices of unequal lengths, of whole sequences and of cp's slices of them.
+TEST(LayoutRuns, SequencesThatTensorParallelismDoesNotDivide) {
+  expect_like_one_rank(15, {{.tp = 2}, {.tp = 4}, {.dp_shard = 2, .tp = 2, .ep = 4}});
+  expect_like_one_rank(14, {{.cp = 2, .tp = 2}, {.cp = 2, .tp = 2, .ep = 4}},
+                       {"--parallelism.context_parallel_load_balancer", "none"});
+}
+
+TEST(LayoutRuns, ARankOfTensorParallelismWithoutASlot) {
+  expect_like_one_rank(5, {{.tp = 4}, {.tp = 4, .ep = 2}});
+}
 
 // Where more ranks cut the heads: the dense warm-up deals the indexer's loss out in slices.
 TEST(LayoutRuns, TheIndexerUnderTensorParallelism) {
