@@ -22,7 +22,7 @@ void end_sanely_on(int signal) {
 }
 
 void install_crash_handler() {
-  for (const int signal : {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL}) {
+  for (const int signal : {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGINT, SIGTERM}) {
     struct sigaction before {};
     sigaction(signal, nullptr, &before);
     if (before.sa_handler == SIG_DFL) end_sanely_on(signal);

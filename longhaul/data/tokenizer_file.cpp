@@ -116,8 +116,17 @@ void note_bytes(TokenizerParts& parts) {
   }
 }
 
+// In the package they change the ids that encoding gives.
+void refuse_lengths(const json& file) {
+  for (const char* key : {"truncation", "padding"}) {
+    if (field(file, key).is_null()) continue;
+    fail_user("{} is set: texts are neither cut nor padded here; set it to null", key);
+  }
+}
+
 TokenizerParts build(const json& file) {
   if (!file.is_object()) fail_user("not a JSON object");
+  refuse_lengths(file);
   TokenizerParts parts{.normalizer = Normalizer(field(file, "normalizer")),
                        .pre_tokenizer = PreTokenizer(field(file, "pre_tokenizer")),
                        .decoder = Decoder(field(file, "decoder"))};

@@ -66,18 +66,44 @@ TEST_F(ResultsCommand, ARunThatGoesOnLeavesOneHistory) {
 }
 
 // The shell's prompt must not stand behind half a line.
-TEST_F(ResultsCommand, ACrashEndsTheOpenLine) {
+TEST_F(ResultsCommand, ASignalEndsTheOpenLine) {
   const FileDescriptor terminal(posix_openpt(O_RDWR | O_NOCTTY));
   if (!terminal.valid() || grantpt(terminal.get()) != 0 || unlockpt(terminal.get()) != 0) {
     GTEST_SKIP() << "no terminal can be opened here";
   }
-  for (const int signal : {SIGSEGV, SIGABRT}) {
+  std::string rows;
+  while (rows.size() < 64'000'000) {
+    rows += json{{"text", test::small_text(static_cast<unsigned>(rows.size()))}}.dump() + "\n";
+  }
+  test::spill(path("rows.jsonl"), rows);
+  const Words train = {"train",
+                       "job.toml",
+                       "--training.steps",
+                       "100000",
+                       "--metrics.log_freq",
+                       "100000",
+                       "--validation.no_enable",
+                       "--checkpoint.no_enable"};
+  struct Case {
+    int signal;
+    Words words;
+    const char* line;  // that is open while the command goes on
+  };
+  const Case cases[] = {
+      {SIGSEGV, train, "training: "},
+      {SIGABRT, train, "training: "},
+      {SIGINT,
+       {"data", "prepare", "rows.jsonl", "--tokenizer", "tokenizer", "--output", "tokens"},
+       "preparing: "},
+      {SIGINT, {"data", "inspect", "rows.jsonl", "--tokenizer", "tokenizer"}, "reading: "},
+      {SIGTERM,
+       {"tokenizer", "train", "--input", "rows.jsonl", "--output", "new.json"},
+       "reading: "}};
+  for (const auto& [signal, words, line] : cases) {
     auto options = here({"TERM=xterm"});
     options.err = ptsname(terminal.get());
     const FileDescriptor other_end = open_file(options.err, O_RDWR | O_NOCTTY, "open");
-    Program program({"train", "job.toml", "--training.steps", "100000", "--metrics.log_freq",
-                     "100000", "--validation.no_enable", "--checkpoint.no_enable"},
-                    options);
+    Program program(words, options);
     std::string shown;
     const auto read_until = [&](const std::string& what) {
       char part[4096];
@@ -89,12 +115,13 @@ TEST_F(ResultsCommand, ACrashEndsTheOpenLine) {
         shown.append(part, static_cast<size_t>(size));
       }
     };
-    read_until("training: ");  // the line that is open while steps go on
+    read_until(line);
     shown.clear();
     program.signal(signal);
     read_until("\n");
-    EXPECT_THAT(shown, HasSubstr("\x1b[0m\r\n")) << signal;  // the terminal makes \r\n of \n
-    EXPECT_EQ(program.wait().killed_by, signal);
+    // The terminal makes \r\n of \n.
+    EXPECT_THAT(shown, HasSubstr("\x1b[0m\r\n")) << words[0] << " " << words[1] << " " << signal;
+    EXPECT_EQ(program.wait().killed_by, signal) << words[0] << " " << words[1];
   }
 }
 

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <map>
+#include <sstream>
+#include <thread>
 
 #include "longhaul/base/file.h"
 #include "longhaul/data/mixed_dataset.h"
@@ -75,6 +78,14 @@ std::map<std::string, int> marks_in(const std::string& text) {
     ++marks[text.substr(at, text.find('>', at) + 1 - at)];
   }
   return marks;
+}
+
+// That a file of row counts lists.
+size_t chunks_in(const std::filesystem::path& row_counts) {
+  std::istringstream words(read_file(row_counts));
+  size_t chunks = 0;
+  for (std::string word; words >> word;) chunks += word == "chunk";
+  return chunks;
 }
 
 class Stream : public ::testing::Test {
@@ -176,6 +187,20 @@ TEST_F(Stream, KnownRowsAreNotReadAgain) {
   EXPECT_EQ(stream(corpus(), options)->row(last).input_ids, expected);
 }
 
+// Chunks behind the one that was asked for are read while their rows are not wanted yet.
+TEST_F(Stream, ReadsAhead) {
+  const auto counts = folder_.path() / "row_counts.txt";
+  auto options = small_chunks(/*shuffle=*/false);
+  options.row_counts = {counts, true};
+  const auto data = stream(corpus(), options);
+  data->row(0);
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (chunks_in(counts) < 3 && std::chrono::steady_clock::now() < limit) {
+    std::this_thread::yield();
+  }
+  EXPECT_GE(chunks_in(counts), 3u);
+}
+
 TEST_F(Stream, DataThatChangedUnderTheRunAreAnError) {
   const auto counts = folder_.path() / "row_counts.txt";
   auto options = small_chunks(/*shuffle=*/false);
@@ -189,8 +214,9 @@ TEST_F(Stream, DataThatChangedUnderTheRunAreAnError) {
               HasSubstr("the files have changed under the run"));
 }
 
-// The ledger of the position: 64 documents, document i being five times the same letter; six steps
-// on 4 ranks, then on 2, then on 8, each time a new process. The first rank keeps the row counts.
+// The ledger of the position: 64 documents in files of several kinds and chunks, document i being
+// five times the same letter; six steps on 4 ranks, then on 2, then on 8, each time a new process.
+// The first rank keeps the row counts.
 class StreamLedger : public ::testing::Test {
  protected:
   static constexpr uint64_t kBatch = 8;
@@ -201,9 +227,25 @@ class StreamLedger : public ::testing::Test {
   }
 
   StreamLedger() {
-    std::string content;
-    for (int i = 0; i < 64; ++i) content += jsonl({std::string(5, letter(i))});
-    path_ = folder_.write("rows", content);
+    const auto texts = [](int begin, int end) {
+      std::vector<std::string> texts;
+      for (int i = begin; i < end; ++i) texts.push_back(std::string(5, letter(i)));
+      return texts;
+    };
+    folder_.write("corpus/a", jsonl(texts(0, 13)));
+    folder_.write("corpus/b", gzip(jsonl(texts(13, 26))));
+    folder_.write("corpus/c", zstd(jsonl(texts(26, 39))));
+    const auto cells = texts(39, 52);
+    write_parquet(folder_, "corpus/d", "text", strings({cells.begin(), cells.end()}), 4);
+    folder_.write("corpus/e", jsonl(texts(52, 64)));
+    path_ = (folder_.path() / "corpus").string();
+  }
+
+  static StreamOptions options(bool shuffle) {
+    auto options = small_chunks(shuffle);
+    options.packing.shape.seq_len = 6;
+    options.chunks.chunk_bytes = 30;
+    return options;
   }
 
   // The labels of the rows of six steps, by the row's number.
@@ -227,7 +269,8 @@ class StreamLedger : public ::testing::Test {
   }
 
   // Each document once in each pass; of a chunk's first token nothing is predicted.
-  void expect_whole_passes(const std::vector<std::string>& consumed, uint64_t rows) const {
+  void expect_whole_passes(const std::vector<std::string>& consumed, uint64_t rows,
+                           size_t chunks) const {
     for (uint64_t begin = 0; begin + rows <= consumed.size(); begin += rows) {
       std::string pass;
       for (uint64_t i = begin; i < begin + rows; ++i) pass += consumed[i];
@@ -238,7 +281,7 @@ class StreamLedger : public ::testing::Test {
         EXPECT_LE(count, 5) << letter(i) << " in the pass from row " << begin;
         missing += count == 4;
       }
-      EXPECT_LE(missing, 8u);  // chunks
+      EXPECT_LE(missing, chunks);
     }
   }
 
@@ -250,16 +293,22 @@ TEST_F(StreamLedger, HasNoGapAndNoRepeat) {
   for (const bool shuffle : {false, true}) {
     for (const bool with_counts : {false, true}) {
       std::filesystem::remove(folder_.path() / "row_counts.txt");
-      auto options = small_chunks(shuffle);
-      options.packing.shape.seq_len = 6;
       std::vector<std::string> consumed;
       uint64_t position = 0;
       for (const uint64_t num_ranks : {4, 2, 8}) {
-        run(num_ranks, options, with_counts, position, consumed);
+        run(num_ranks, options(shuffle), with_counts, position, consumed);
       }
-      const uint64_t rows = stream(path_, options)->rows_in_a_pass();
+      auto counting = options(shuffle);
+      counting.row_counts = {folder_.path() / "all_counts.txt", true};
+      uint64_t rows = 0;
+      {
+        const auto data = stream(path_, counting);
+        rows = data->rows_in_a_pass();
+      }
       ASSERT_GE(consumed.size(), 2 * rows);
-      expect_whole_passes(consumed, rows);
+      const size_t chunks = chunks_in(counting.row_counts->path);
+      EXPECT_GE(chunks, 10u);
+      expect_whole_passes(consumed, rows, chunks);
     }
   }
 }

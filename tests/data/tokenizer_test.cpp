@@ -13,6 +13,7 @@ namespace longhaul::data {
 namespace {
 
 using nlohmann::json;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -37,6 +38,20 @@ json small_file() {
 }
 
 Tokenizer small() { return Tokenizer::parse(small_file().dump(), "small.json"); }
+
+TEST(Tokenizer, TruncationAndPaddingAreRefusedByName) {
+  const std::pair<const char*, json> settings[] = {
+      {"truncation", {{"max_length", 8}, {"strategy", "LongestFirst"}, {"stride", 0}}},
+      {"padding", {{"strategy", "BatchLongest"}, {"pad_id", 0}}}};
+  for (const auto& [key, value] : settings) {
+    json file = small_file();
+    file[key] = nullptr;
+    EXPECT_NO_THROW(Tokenizer::parse(file.dump(), "t.json")) << key;
+    file[key] = value;
+    EXPECT_THAT(user_error([&] { Tokenizer::parse(file.dump(), "t.json"); }),
+                AllOf(HasSubstr(std::string("t.json: ") + key), HasSubstr("set it to null")));
+  }
+}
 
 class Vectors : public testing::TestWithParam<const char*> {};
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "longhaul/base/error.h"
+#include "longhaul/train/results/expert_load.h"
 #include "tests/results/run_folder.h"
 
 namespace longhaul::train {
@@ -57,6 +58,24 @@ TEST_F(Report, ALoadWithoutLayersIsNone) {
   std::filesystem::create_directories(folder_ / "run");
   test::spill(folder_ / "run/metrics.jsonl", "{\"step\": 1, \"expert_load\": {}}\n");
   EXPECT_TRUE(data()["expert_load"].is_null());
+}
+
+// A run that goes on writes its last line anew, also between the two times that it is read.
+TEST_F(Report, AHalfWrittenLastLineIsPassedOver) {
+  write(3);
+  const auto metrics = folder_ / "run/metrics.jsonl";
+  const std::string whole = read_file(metrics);
+  std::vector<int64_t> places;
+  for_each_step(metrics, [&](const json&, int64_t place) { places.push_back(place); });
+  ASSERT_EQ(places.size(), 3u);
+  for (size_t length = static_cast<size_t>(places[2]); length + 2 < whole.size(); length += 29) {
+    test::spill(metrics, whole.substr(0, length));
+    EXPECT_EQ(expert_load(metrics, places)["frames"].size(), 2u) << length;
+    EXPECT_EQ(data()["steps"], 2) << length;
+    EXPECT_EQ(data()["expert_load"]["frames"].size(), 2u) << length;
+  }
+  test::spill(metrics, whole.substr(0, 10));
+  EXPECT_TRUE(expert_load(metrics, places).is_null());
 }
 
 TEST_F(Report, WhatARunHasNot) {

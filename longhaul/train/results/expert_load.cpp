@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 #include <numeric>
+#include <optional>
 #include <string>
 
 namespace longhaul::train {
@@ -12,11 +13,15 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-json line_at(std::ifstream& in, int64_t place) {
+// Nothing if the line is no longer whole: a run that goes on writes its last one anew.
+std::optional<json> line_at(std::ifstream& in, int64_t place) {
+  in.clear();
   in.seekg(place);
   std::string line;
   std::getline(in, line);
-  return json::parse(line);
+  json object = json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object() || object.value("expert_load", json()).empty()) return std::nullopt;
+  return object;
 }
 
 // The layers of an expert_load object, by number.
@@ -42,23 +47,25 @@ std::vector<int64_t> load_in_percent(const json& by_layer, const std::vector<std
 
 }  // namespace
 
-ordered_json expert_load(const std::filesystem::path& metrics, const std::vector<int64_t>& lines) {
+ordered_json expert_load(const std::filesystem::path& metrics, std::vector<int64_t> lines) {
   constexpr size_t kMostCells = 400'000, kMostFrames = 60;
-  if (lines.empty()) return nullptr;
   std::ifstream in(metrics);
-  const json last = line_at(in, lines.back()).at("expert_load");
-  const auto layers = layers_of(last);
-  const size_t experts = last.at(layers.front()).size();
+  std::optional<json> last;
+  while (!lines.empty() && !(last = line_at(in, lines.back()))) lines.pop_back();
+  if (!last) return nullptr;
+  const json& load = last->at("expert_load");
+  const auto layers = layers_of(load);
+  const size_t experts = load.at(layers.front()).size();
   const size_t cells = std::max<size_t>(layers.size() * experts, 1);
   const size_t most = std::clamp<size_t>(kMostCells / cells, 2, kMostFrames);
   const size_t frames = std::min(lines.size(), most);
   ordered_json object = {
       {"layers", layers}, {"experts", experts}, {"frames", ordered_json::array()}};
   for (size_t i = 0; i < frames; ++i) {
-    const json line = line_at(in, lines[frames == 1 ? 0 : i * (lines.size() - 1) / (frames - 1)]);
-    if (layers_of(line.at("expert_load")) != layers) continue;  // of another model
-    object["frames"].push_back(
-        {{"step", line["step"]}, {"percent", load_in_percent(line["expert_load"], layers)}});
+    const auto line = line_at(in, lines[frames == 1 ? 0 : i * (lines.size() - 1) / (frames - 1)]);
+    if (!line || layers_of(line->at("expert_load")) != layers) continue;  // of another model
+    object["frames"].push_back({{"step", line->at("step")},
+                                {"percent", load_in_percent(line->at("expert_load"), layers)}});
   }
   return object;
 }

@@ -10,8 +10,9 @@ namespace longhaul::train {
 
 // Of a metrics.jsonl's lines that have `expert_load`, which begin at the bytes `lines`, as many as
 // keep the page small, the first and the last among them: {layers: [...], experts: E, frames:
-// [{step, percent: [of the mean of its layer, by layer and expert]}, ...]}. Null without any.
+// [{step, percent: [of the mean of its layer, by layer and expert]}, ...]}. Null without any. Lines
+// that have changed since are left out.
 nlohmann::ordered_json expert_load(const std::filesystem::path& metrics,
-                                   const std::vector<int64_t>& lines);
+                                   std::vector<int64_t> lines);
 
 }  // namespace longhaul::train
