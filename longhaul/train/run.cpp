@@ -246,11 +246,11 @@ void Run::open_metrics() {
   const int rank = trainer_.dims().all->rank();
   const std::string name = fmt::format("metrics{}{}.jsonl", beside_ ? ".load_only" : "",
                                        rank == 0 ? "" : fmt::format(".rank-{}", rank));
-  writer_ = std::make_unique<StepWriter>(
-      config_, StepWriterOptions{.metrics_file = name,
-                                 .last_step = last_step_of_history(),
-                                 .rank = rank,
-                                 .metrics_only = beside_});
+  writer_ =
+      std::make_unique<StepWriter>(config_, StepWriterOptions{.metrics_file = name,
+                                                              .last_step = last_step_of_history(),
+                                                              .rank = rank,
+                                                              .metrics_only = beside_});
 }
 
 // A run that only looks at checkpoints cannot be gone on from.
@@ -389,8 +389,12 @@ void Run::save(bool last) {
     if (weights_only && options.last_save_in_hf) save_in_hf();
     if (trainer_.progress().step == first_step_ && is_saved()) {
       log::info("step {} stays as it is saved: the run goes on from it", first_step_);
+    } else if (weights_only) {
+      make_way_for_weights(config_, trainer_.progress().step, *trainer_.dims().all);
+      saver_->save(trainer_.weights(export_dtype(config_)));
+      saver_->finish();  // in the background, too: no later save would rescue the state
     } else {
-      saver_->save(weights_only ? trainer_.weights(export_dtype(config_)) : trainer_.snapshot());
+      saver_->save(trainer_.snapshot());
     }
   } catch (const UserError&) {
     if (weights_only) rescue_state();
@@ -431,7 +435,8 @@ void Run::finish_saving() {
   saving_seconds_ += seconds_since(start);
 }
 
-// No later line can tell how long the last save took; `last` is the run's last step, if it took one.
+// No later line can tell how long the last save took; `last` is the run's last step, if it took
+// one.
 void Run::end(StepMetrics* last) {
   finish_saving();
   if (writer_ && last != nullptr && saver_) {
