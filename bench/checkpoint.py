@@ -63,29 +63,44 @@ def report_held(steps):
     print(figure.line("checkpoint.step_beside_save", median(beside) / median(alone), "x"))
 
 
-def main():
+def in_turns(work):
+    """Rounds of ours and of the peer's, one of each after the other: what else the machine does
+    then meets both. Lists of figures by name, a round each."""
     program = machine.built("bin/bench_checkpoint", "bench_checkpoint", "LONGHAUL_BENCH_CHECKPOINT")
-    effort = [str(REPEATS), str(MEGABYTES)]
+    peer = [machine.peer_python(), "-W", "ignore", BENCH / "peers/checkpoint.py"]
+    sides = [program], peer
+    rounds = [], []
+    for _ in range(REPEATS):
+        for side, figures in zip(sides, rounds):
+            with tempfile.TemporaryDirectory(dir=work) as folder:
+                figures.append(machine.figures_of([*side, folder, "1", str(MEGABYTES)]))
+    return rounds
+
+
+def report(ours, peers):
+    def middle(rounds, name, key):
+        return median(figures[name][key] for figures in rounds)
+
+    # Resuming: checksums first, and then the values, as a run that starts does it.
+    for name, theirs in (("save", "save"), ("load", "load"), ("resume", "load")):
+        of_peer = median(a[name]["ours"] / b[theirs]["rate"] for a, b in zip(ours, peers))
+        of_plain = middle(ours, name, "ratio")
+        print(figure.line(f"checkpoint.{name}_of_plain", of_plain, "x", GOAL_OF_PLAIN))
+        print(figure.line(f"checkpoint.{name}_of_pytorch", of_peer, "x", GOAL_OF_PEER))
+        print(figure.line(f"checkpoint.{name}", middle(ours, name, "ours"), "GB/s"))
+    for name in ("save", "load"):
+        print(figure.line(f"checkpoint.{name}_plain", middle(ours, name, "plain"), "GB/s"))
+        print(figure.line(f"checkpoint.{name}_pytorch", middle(peers, name, "rate"), "GB/s"))
+    print(figure.line("checkpoint.save_over_held", middle(ours, "held", "ratio"), "x"))
+    print(figure.line("checkpoint.copy", middle(ours, "held", "ours"), "GB/s"))
+
+
+def main():
     with tempfile.TemporaryDirectory(prefix="longhaul-bench-", dir=machine.ROOT / "build") as folder:
         work = Path(folder)
-        ours = machine.figures_of([program, work / "ours", *effort])
-        script = [machine.peer_python(), "-W", "ignore", BENCH / "peers/checkpoint.py"]
-        peer = machine.figures_of([*script, work / "peer", *effort])
+        ours, peers = in_turns(work)
         steps = train(work)
-    for name in ("save", "load"):
-        rate = ours[name]["ours"]
-        print(figure.line(f"checkpoint.{name}_of_plain", ours[name]["ratio"], "x", GOAL_OF_PLAIN))
-        print(figure.line(f"checkpoint.{name}_of_pytorch", rate / peer[name]["rate"], "x", GOAL_OF_PEER))
-        print(figure.line(f"checkpoint.{name}", rate, "GB/s"))
-        print(figure.line(f"checkpoint.{name}_plain", ours[name]["plain"], "GB/s"))
-        print(figure.line(f"checkpoint.{name}_pytorch", peer[name]["rate"], "GB/s"))
-    # Checksums first, and then the values, as a run that starts does it.
-    resume = ours["resume"]
-    print(figure.line("checkpoint.resume_of_plain", resume["ratio"], "x"))
-    print(figure.line("checkpoint.resume_of_pytorch", resume["ours"] / peer["load"]["rate"], "x"))
-    print(figure.line("checkpoint.resume", resume["ours"], "GB/s"))
-    print(figure.line("checkpoint.save_over_held", ours["held"]["ratio"], "x"))
-    print(figure.line("checkpoint.copy", ours["held"]["ours"], "GB/s"))
+    report(ours, peers)
     report_held(steps)
 
 

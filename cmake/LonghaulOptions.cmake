@@ -1,5 +1,5 @@
 # Compiler settings that hold for every target. GCC drops a precompiled header on any difference in
-# these flags, so nothing below may be set for a single target.
+# these flags: below is what holds for all; tests have a header of their own (LonghaulTargets.cmake).
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)

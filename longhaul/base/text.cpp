@@ -41,7 +41,8 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
   for (const auto& candidate : candidates) {
     const size_t distance = edit_distance(lower_case(name), lower_case(candidate));
     const size_t limit = std::max<size_t>(2, std::max(name.size(), candidate.size()) / 3);
-    if (distance <= limit && (best.empty() || distance < best_distance)) {
+    const bool shares_letters = distance < std::min(name.size(), candidate.size());
+    if (distance <= limit && shares_letters && (best.empty() || distance < best_distance)) {
       best = candidate;
       best_distance = distance;
     }

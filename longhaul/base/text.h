@@ -9,7 +9,8 @@
 namespace longhaul {
 
 // The candidate with the smallest edit distance to `name`, or empty if none is near
-// (distance above a third of the longer length, but at least 2; letters in any case are the same).
+// (distance above a third of the longer length, but at least 2, or as long as the shorter one, of
+// which nothing is left then; letters in any case are the same).
 std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates);
 
 // ", did you mean 'x'?" or nothing.

@@ -71,7 +71,7 @@ std::vector<Rule> parallel_rules() {
        },
        "tensor-parallel exchange is not overlapped with the products yet; set it to false"},
       {"comm.mode", [](auto& c) { return c.comm.mode != "default"; },
-       "there is no stand-in for communication yet; set it to \"default\""},
+       "there is no training with a stand-in for communication yet; set it to \"default\""},
       {"fault_tolerance.enable", [](auto& c) { return c.fault_tolerance.enable; },
        "replicas that may fail are not supported yet; set it to false"},
   };

@@ -63,7 +63,9 @@ void add_parallelism(std::vector<Option>& table) {
               "Ranks that share the weights (FSDP); -1: all that are left.",
               minus_one_or_at_least(1));
   section.key("fsdp_reshard_after_forward", &S::fsdp_reshard_after_forward,
-              "Free gathered weights after the forward pass.",
+              "Free gathered weights after the forward pass: default: those of the blocks; "
+              "always: also those of the last norm and the output head (and of the embedding, "
+              "where MTP uses it again), which are then gathered at every use; never: none.",
               one_of({"default", "always", "never"}));
   section.key("tensor_parallel_degree", &S::tensor_parallel_degree,
               "Ranks that share each layer's matrices.", at_least(1));

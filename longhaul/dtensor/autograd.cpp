@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+
 #include "longhaul/base/error.h"
 #include "longhaul/dtensor/dtensor.h"
 #include "longhaul/dtensor/redistribute.h"
@@ -60,6 +62,21 @@ Placements without_partial(const Placements& placements) {
   return result;
 }
 
+// How many ranks' terms a tensor is the mean of.
+int64_t averaged_terms(const Spec& spec) {
+  int64_t terms = 1;
+  for (size_t i = 0; i < spec.placements.size(); ++i) {
+    if (spec.placements[i].is_partial(Reduction::kAvg)) {
+      terms *= spec.mesh->axis(static_cast<int>(i)).size();
+    }
+  }
+  return terms;
+}
+
+bool is_extreme(const Placement& placement) {
+  return placement.is_partial(Reduction::kMax) || placement.is_partial(Reduction::kMin);
+}
+
 // A gradient may come as a plain zero (of an output that nobody used).
 Tensor as_dtensor(const Tensor& grad, const Kept& like) {
   if (is_dtensor(grad)) return grad;
@@ -80,10 +97,13 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     if (!grads[0].defined()) return {Tensor(), Tensor(), Tensor()};
     const Kept& to = kept(ctx);
-    // A part's gradient: of a slice the slice; of a copy or a term, the whole.
+    // A part's gradient: of a slice the slice; of a copy or a term, the whole; of one of n averaged
+    // terms, an n-th of it.
     const Tensor grad =
         redistributed(as_dtensor(grads[0], to), without_partial(to.spec.placements));
-    return {local_of(grad), Tensor(), Tensor()};
+    const int64_t terms = averaged_terms(to.spec);
+    const Tensor& part = local_of(grad);
+    return {terms == 1 ? part : part / terms, Tensor(), Tensor()};
   }
 };
 
@@ -170,6 +190,12 @@ Tensor from_local(const Tensor& local, const Mesh& mesh, const Placements& place
                  "a part of sizes [{}] for a tensor of [{}] in {} on mesh {}; expected [{}]",
                  fmt::join(local.sizes(), ", "), fmt::join(sizes, ", "), text_of(placements),
                  mesh->text(), fmt::join(expected, ", "));
+  const bool differentiable = local.requires_grad() && at::GradMode::is_enabled();
+  LONGHAUL_CHECK(
+      !differentiable || std::none_of(placements.begin(), placements.end(), is_extreme),
+      "a part in {} on mesh {} needs a gradient, but which rank's part it belongs to is not known; "
+      "detach() the part",
+      text_of(placements), mesh->text());
   return FromLocal::apply(local, Spec{mesh, placements}, sizes);
 }
 

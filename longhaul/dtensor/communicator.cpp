@@ -220,6 +220,8 @@ void Communicator::set_timeout(std::chrono::milliseconds timeout) {
   LONGHAUL_CHECK(timeout.count() > 0, "time limit of {} ms on axis {}; it must be positive",
                  timeout.count(), axis());
   state_->timeout = timeout;
+  // NCCL takes the limit of its group, whatever the options of a collective say.
+  if (state_->device) state_->device->setTimeout(timeout);
 }
 
 std::string Communicator::where(CollectiveKind kind) const {

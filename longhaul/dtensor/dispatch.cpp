@@ -81,22 +81,12 @@ std::vector<Decision::Output> infer_outputs(const c10::OperatorHandle& op,
   return outputs;
 }
 
-std::string describe_inputs(const OpCall& call) {
-  std::string text;
-  for (size_t i = 0; i < call.num_inputs(); ++i) {
-    const Tensor& x = call.input(i);
-    text += fmt::format("{}[{}] {}", i ? ", " : "", fmt::join(x.sizes(), ", "),
-                        is_dtensor(x) ? text_of(spec_of(x).placements) : "plain");
-  }
-  return text;
-}
-
 const RuleEntry& rule_of(const OpCall& call) {
   const RuleEntry* entry = find_rule(call.full_name());
   LONGHAUL_CHECK(entry != nullptr,
                  "no sharding rule for {} on {}; add one to {}, or compute on parts with "
                  "local_map()",
-                 call.full_name(), describe_inputs(call), rule_file_of(call.op()));
+                 call.full_name(), describe(call.inputs()), rule_file_of(call.op()));
   return *entry;
 }
 
@@ -180,9 +170,9 @@ void tell_of_gathers(const OpCall& call, const RuleEntry& entry, const Communica
     LONGHAUL_CHECK(entry.whole != nullptr,
                    "{} on {} has no way but to gather input {} along axis {}, and its rule ({}) "
                    "does not do so unasked; redistribute() it first",
-                   call.full_name(), describe_inputs(call), i, group.axis(), entry.file);
+                   call.full_name(), describe(call.inputs()), i, group.axis(), entry.file);
     log::info("{} on {}: input {} is gathered along axis {}: {} ({})", call.full_name(),
-              describe_inputs(call), i, group.axis(), entry.whole, entry.file);
+              describe(call.inputs()), i, group.axis(), entry.whole, entry.file);
   }
 }
 
@@ -205,7 +195,7 @@ Strategy cheapest(const c10::OperatorHandle& op, const OpCall& call, const RuleE
   }
   LONGHAUL_CHECK(best != nullptr,
                  "{} has no way to compute on {} along axis {} of mesh {} (rule in {})",
-                 call.full_name(), describe_inputs(call), group.axis(), mesh.text(), entry.file);
+                 call.full_name(), describe(call.inputs()), group.axis(), mesh.text(), entry.file);
   if (group.size() > 1) tell_of_gathers(call, entry, group, axis, possible);
   return *best;
 }
@@ -225,7 +215,7 @@ std::vector<Decision::Output> lay_out(const c10::OperatorHandle& op, const RuleE
   try {
     return infer_outputs(op, call.args());
   } catch (const c10::Error& error) {
-    throw Error(fmt::format("{} on {}: {}", call.full_name(), describe_inputs(call),
+    throw Error(fmt::format("{} on {}: {}", call.full_name(), describe(call.inputs()),
                             error.what_without_backtrace()));
   }
 }

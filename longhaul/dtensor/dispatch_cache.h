@@ -1,11 +1,13 @@
 // What the dispatcher decided for an operator on a mesh, by everything that the decision depends
-// on. One rank's thread at a time.
+// on, and what has been said of such decisions. One rank's thread at a time.
 #pragma once
 
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
 #include <memory>
+#include <set>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -41,6 +43,9 @@ class DispatchCache {
   const Decision& insert(const Key& key, uint64_t hash, Decision decision);
   size_t size() const { return entries_.size(); }
 
+  // Whether this is the first call with this text: of lines for the log that are said once.
+  bool is_new(const std::string& line) { return said_.insert(line).second; }
+
   static uint64_t hash_of(const Key& key);
 
  private:
@@ -49,6 +54,7 @@ class DispatchCache {
     Decision decision;
   };
   std::unordered_multimap<uint64_t, std::unique_ptr<Entry>> entries_;
+  std::set<std::string> said_;
 };
 
 }  // namespace longhaul::dtensor

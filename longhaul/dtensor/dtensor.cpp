@@ -57,6 +57,17 @@ const DTensorImpl& impl_of(const Tensor& x) {
 const Spec& spec_of(const Tensor& x) { return impl_of(x).spec(); }
 const Tensor& local_of(const Tensor& x) { return impl_of(x).local(); }
 
+std::string describe(const std::vector<Tensor>& tensors) {
+  std::vector<std::string> texts;
+  for (const Tensor& x : tensors) {
+    texts.push_back(!x.defined()
+                        ? "none"
+                        : fmt::format("[{}] {}", fmt::join(x.sizes(), ", "),
+                                      is_dtensor(x) ? text_of(spec_of(x).placements) : "plain"));
+  }
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
 Tensor wrap(const Tensor& local, Spec spec, at::IntArrayRef global_sizes,
             at::IntArrayRef global_strides) {
   return at::detail::make_tensor<DTensorImpl>(local, std::move(spec), global_sizes, global_strides);

@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "longhaul/dtensor/device_mesh.h"
@@ -29,6 +30,8 @@ inline bool is_dtensor(const Tensor& x) {
 const Spec& spec_of(const Tensor& x);
 // This rank's part, outside autograd. Shares memory with x.
 const Tensor& local_of(const Tensor& x);
+// Sizes and placements for a message: "[4, 6] (Shard(0)), [6] plain, none".
+std::string describe(const std::vector<Tensor>& tensors);
 // The whole of sizes and strides `like` whose part on this rank is `local`, outside autograd.
 Tensor wrap(const Tensor& local, Spec spec, at::IntArrayRef global_sizes,
             at::IntArrayRef global_strides);
@@ -41,7 +44,7 @@ Tensor distribute(const Tensor& whole, const Mesh& mesh, const Placements& place
 
 // A DTensor of the parts `local`; differentiable. The size of a sharded dim is the sum of the
 // parts' sizes: without `global_sizes` all parts must be equally long there. Parts of a replicated
-// tensor are taken to be equal, not compared.
+// tensor are taken to be equal, not compared. Error for a maximum or minimum that needs a gradient.
 Tensor from_local(const Tensor& local, const Mesh& mesh, const Placements& placements,
                   at::OptionalIntArrayRef global_sizes = std::nullopt);
 

@@ -24,6 +24,7 @@ class OpCall {
   // The defined tensors among the arguments, those of lists one after the other.
   size_t num_inputs() const { return inputs_.size(); }
   const Tensor& input(size_t i) const { return inputs_[i]; }
+  const std::vector<Tensor>& inputs() const { return inputs_; }
   // Which of them argument `arg` is; -1 if it is undefined or no tensor.
   int input_of(size_t arg) const { return input_of_[arg]; }
 

@@ -47,19 +47,20 @@ std::vector<std::pair<Parameters, Group>> by_ranks(const Parameters& parameters,
 std::unique_ptr<Fsdp> apply_data_parallel(deepseek_v3::Model& model, const ParallelDims& dims,
                                           const JobConfig& config) {
   if (dims.all->size() == 1) return std::make_unique<Fsdp>();
-  const bool reshard = config.parallelism.fsdp_reshard_after_forward != "never";
+  const std::string& policy = config.parallelism.fsdp_reshard_after_forward;
+  const bool always = policy == "always", reshard = policy != "never";
   const auto stages = model.stages();
   Parameters rest = model.parameters();
   std::vector<Fsdp::Unit> units;
   const auto add_block = [&](nn::Module& block) {
-    units.push_back({.module = &block,
+    units.push_back({.modules = {&block},
                      .groups = by_ranks(take_parameters(block, rest), dims),
                      .reshard_after_forward = reshard});
   };
   if (stages.embedding != nullptr) {
-    units.push_back({.module = stages.embedding,
+    units.push_back({.modules = {stages.embedding},
                      .groups = by_ranks(take_parameters(*stages.embedding, rest), dims),
-                     .reshard_after_forward = reshard && stages.mtp.empty(),
+                     .reshard_after_forward = always || (reshard && stages.mtp.empty()),
                      .in_sequence = false,
                      .backward_needs_weights = false});
   }
@@ -67,10 +68,13 @@ std::unique_ptr<Fsdp> apply_data_parallel(deepseek_v3::Model& model, const Paral
   const size_t head = units.size();
   for (auto* block : stages.mtp) add_block(*block);
   if (stages.norm != nullptr) {
-    units.insert(units.begin() + static_cast<std::ptrdiff_t>(head), {.module = stages.norm,
-                                                                     .groups = by_ranks(rest, dims),
-                                                                     .reshard_after_forward = false,
-                                                                     .in_sequence = false});
+    std::vector<nn::Module*> modules = {stages.norm};
+    modules.insert(modules.end(), stages.head.begin(), stages.head.end());
+    units.insert(units.begin() + static_cast<std::ptrdiff_t>(head),
+                 {.modules = modules,
+                  .groups = by_ranks(rest, dims),
+                  .reshard_after_forward = always,
+                  .in_sequence = false});
   }
   return std::make_unique<Fsdp>(units,
                                 Fsdp::Options{.replicate = dims.mesh->shared_axis("dp_replicate"),

@@ -17,10 +17,10 @@ namespace longhaul::parallel {
 // projections, indexers, routers) over tokens, whose ranks each have a term of the gradient: of a
 // DTensor as its placement says (parameter_group.h), of a plain tensor because a no_parallel()
 // module computes on this rank's tokens (tensor.h).
-// With parallelism.fsdp_reshard_after_forward "never" the blocks stay gathered between their
-// forward and backward passes; the rest is needed at once and stays in any case, and so does the
-// embedding where MTP modules come back to it. On a single rank the model is left as it is. The
-// result must end before the model does.
+// With parallelism.fsdp_reshard_after_forward "never" everything stays gathered between its forward
+// and backward passes; by "default" only the rest does, which is needed again at once, and the
+// embedding where MTP modules come back to it; with "always" nothing does. On a single rank the
+// model is left as it is. The result must end before the model does.
 std::unique_ptr<Fsdp> apply_data_parallel(deepseek_v3::Model& model, const ParallelDims& dims,
                                           const JobConfig& config);
 

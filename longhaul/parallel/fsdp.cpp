@@ -75,9 +75,11 @@ class Fsdp::HookedUnit : public nn::ModuleHook {
                                             .compute_dtype = options.compute_dtype,
                                             .device = options.device}));
     }
-    unit_.module->add_hook(this);
+    for (auto* module : unit_.modules) module->add_hook(this);
   }
-  ~HookedUnit() override { unit_.module->remove_hook(this); }
+  ~HookedUnit() override {
+    for (auto* module : unit_.modules) module->remove_hook(this);
+  }
 
   std::vector<Tensor> before(std::vector<Tensor> inputs) override {
     unshard(in_backward());
@@ -103,7 +105,7 @@ class Fsdp::HookedUnit : public nn::ModuleHook {
   void finish() {
     if (!reduced_) fsdp_.start_reduction(*this);
     reshard();
-    reduced_ = false;
+    reduced_ = came_ = false;
     uses_ = 0;
   }
 
@@ -131,7 +133,9 @@ class Fsdp::HookedUnit : public nn::ModuleHook {
     const bool was_here = std::all_of(groups.begin(), groups.end(),
                                       [](auto& group) { return group->is_unsharded(); });
     for (auto& group : groups) group->unshard();
-    if (!was_here || backward) fsdp_.gather_ahead(*this, backward);
+    // What is used again is not followed by the unit that comes after its first use.
+    const bool came = std::exchange(came_, true);
+    if (backward || !(was_here || came)) fsdp_.gather_ahead(*this, backward);
   }
 
   void reshard() {
@@ -148,6 +152,7 @@ class Fsdp::HookedUnit : public nn::ModuleHook {
   Unit unit_;
   int uses_ = 0;  // differentiable ones whose backward pass is to come
   bool reduced_ = false;
+  bool came_ = false;  // was used in this pass
 };
 
 Fsdp::Fsdp(const std::vector<Unit>& units, const Options& options) {

@@ -5,6 +5,9 @@
 // units before it go on. With dp_replicate the sums then go over the copies, too. Gradients are
 // sums, not means: losses are divided once by the global number of labels.
 //
+// A piece, with its gradient and moments, is a plain tensor whose place in the whole part_of() says,
+// not a DTensor; only the whole of a unit's parameter is one, where tensor parallelism made it so.
+//
 // The model is not asked: hooks (nn::ModuleHook) act around each unit. Every rank must call the
 // units in the same order.
 #pragma once
@@ -20,13 +23,13 @@ namespace longhaul::parallel {
 
 class Fsdp {
  public:
-  // What is gathered together, as the hooked `module` begins to compute.
+  // What is gathered together, as one of the hooked `modules` begins to compute.
   struct Unit {
-    nn::Module* module;
+    std::vector<nn::Module*> modules;
     // Cut over the same ranks each.
     std::vector<std::pair<std::vector<nn::NamedParameter>, Group>> groups;
-    // Let go of the wholes as soon as the module has computed, and gather them again for the
-    // backward pass; else they stay until the unit's gradients are complete.
+    // Let go of the wholes as soon as a module has computed, and gather them again for the next one
+    // and for the backward pass; else they stay until the unit's gradients are complete.
     bool reshard_after_forward = true;
     // Of the ones that follow each other, in both passes; others are used beside these.
     bool in_sequence = true;

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "longhaul/nn/profile_range.h"
-#include "longhaul/ops/cross_entropy/cross_entropy.h"
 
 namespace longhaul::train {
 
@@ -19,8 +18,7 @@ Objective compute_objective(const deepseek_v3::Model& model, const deepseek_v3::
   const nn::ProfileRange range("lm_head and loss");
   Objective objective;
   for (size_t i = 0; i < hidden.size(); ++i) {
-    const at::Tensor sum = ops::linear_cross_entropy(hidden[i], model.lm_head().weight,
-                                                     batch.towers[i].labels, model.loss_kernel());
+    const at::Tensor sum = model.cross_entropy(hidden[i], batch.towers[i].labels);
     const at::Tensor mean = sum / static_cast<double>(std::max<int64_t>(counts.labels[i], 1));
     objective.by_tower.push_back(mean.detach());
     const at::Tensor weighted = mean * tower_weight(i, hidden.size() - 1, mtp_weight);

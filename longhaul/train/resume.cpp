@@ -33,16 +33,22 @@ void refuse_to_start_over(const fs::path& folder) {
   }
 }
 
-// Going back to an earlier step begins another history: what came after it gets a name that nothing
-// reads or purges, else the next start would pick the old history up again.
+// Under a name that nothing reads or purges; returns its new path.
+fs::path set_aside(const fs::path& step_folder) {
+  fs::path aside = step_folder;
+  for (int i = 1; fs::exists(aside); ++i) {
+    aside = fmt::format("{}.abandoned-{}", step_folder.string(), i);
+  }
+  rename_durably(step_folder, aside);
+  return aside;
+}
+
+// Going back to an earlier step begins another history: what came after it is set aside, else the
+// next start would pick the old history up again.
 void abandon_later_steps(const fs::path& folder, int64_t step) {
   for (const auto& found : checkpoint::list_steps(folder)) {
     if (found.step <= step) continue;
-    fs::path aside = found.path;
-    for (int i = 1; fs::exists(aside); ++i) {
-      aside = fmt::format("{}.abandoned-{}", found.path.string(), i);
-    }
-    rename_durably(found.path, aside);
+    const fs::path aside = set_aside(found.path);
     log::warn(
         "{} is after checkpoint.load_step = {}; it is now {}. Remove that key before the next "
         "start, which else goes back to step {} again",
@@ -126,6 +132,22 @@ std::optional<fs::path> find_resumable_step(const JobConfig& config,
     return "";
   });
   return found;
+}
+
+void make_way_for_weights(const JobConfig& config, int64_t step,
+                          const dtensor::Communicator& ranks) {
+  const fs::path there = checkpoint::step_path(checkpoint_folder(config), step);
+  on_first(ranks, [&] {
+    try {
+      if (checkpoint::read_manifest(there).model_only) return "";
+    } catch (const UserError&) {
+      return "";  // there is none, or nothing vouches for it
+    }
+    const fs::path aside = set_aside(there);
+    log::warn("{}, which this run has passed over, is now {}: the weights of step {} take its name",
+              there.string(), aside.string(), step);
+    return "";
+  });
 }
 
 Excluded excluded_from_loading(const JobConfig& config) {

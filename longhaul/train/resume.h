@@ -25,6 +25,11 @@ std::optional<int64_t> finished_step(const JobConfig& config, const dtensor::Com
 std::optional<fs::path> find_resumable_step(const JobConfig& config,
                                             const dtensor::Communicator& ranks);
 
+// Before the weights alone of `step` are saved: a full checkpoint of it, which the run has passed
+// over, gets another name, so that it is not lost for them.
+void make_way_for_weights(const JobConfig& config, int64_t step,
+                          const dtensor::Communicator& ranks);
+
 // checkpoint.exclude_from_loading, in TorchTitan's names of the parts of a state. UserError for
 // others.
 Excluded excluded_from_loading(const JobConfig& config);

@@ -390,8 +390,12 @@ void Run::save(bool last) {
     if (weights_only && options.last_save_in_hf) save_in_hf();
     if (trainer_.progress().step == first_step_ && is_saved()) {
       log::info("step {} stays as it is saved: the run goes on from it", first_step_);
+    } else if (weights_only) {
+      make_way_for_weights(config_, trainer_.progress().step, *trainer_.dims().all);
+      saver_->save(trainer_.weights(export_dtype(config_)));
+      saver_->finish();  // in the background, too: no later save would rescue the state
     } else {
-      saver_->save(weights_only ? trainer_.weights(export_dtype(config_)) : trainer_.snapshot());
+      saver_->save(trainer_.snapshot());
     }
   } catch (const UserError&) {
     if (weights_only) rescue_state();

@@ -21,9 +21,10 @@ std::string dtype_name(at::ScalarType dtype) {
 }
 
 // "dsa (6 modules) on avx512_bf16 kernels", or "none: ...".
-std::string fused_kernels(const nn::Module& model) {
+std::string fused_kernels(const nn::Module& model, bool vocabulary_is_cut) {
   std::map<std::string, int> modules;
   for (const auto& [module, operation, kernel] : model.kernels()) {
+    if (vocabulary_is_cut && operation == "cross_entropy") continue;  // which has no kernel then
     if (*kernel == ops::Kernel::kFused) ++modules[operation];
   }
   if (modules.empty()) return "none: every operator is the reference";
@@ -115,7 +116,7 @@ std::string startup_table(const JobConfig& config, const ResolvedModel& resolved
   if (settings.device.is_cpu() && settings.compute_dtype != at::kDouble) {
     table.row("matmul", "fp32 by " + ops::fp32_product_kernels());
   }
-  table.row("converters", fused_kernels(trainer.model()));
+  table.row("converters", fused_kernels(model, trainer.dims().degrees.tp > 1));
   if (config.debug.deterministic) {
     table.row("determinism",
               fmt::format("only deterministic algorithms, else {}",

@@ -11,6 +11,8 @@ TEST(Text, NearestName) {
   EXPECT_EQ(nearest_name("step", names), "steps");
   EXPECT_EQ(nearest_name("STEPS", names), "steps");
   EXPECT_EQ(nearest_name("zzzzzzzz", names), "");
+  EXPECT_EQ(nearest_name("tp", {"lr"}), "") << "two letters, both others";
+  EXPECT_EQ(nearest_name("lrr", {"lr"}), "lr");
   EXPECT_EQ(did_you_mean("sqe_len", names), ", did you mean 'seq_len'?");
 }
 

@@ -5,24 +5,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <random>
 
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/saver.h"
 #include "longhaul/dtensor/world.h"
 #include "tests/checkpoint/snapshots.h"
+#include "tests/support/kills.h"
 #include "tests/support/temp_folder.h"
 
 namespace longhaul::checkpoint {
 namespace {
 
 using test::TempFolder;
-
-int wanted_kills() {
-  const char* text = std::getenv("LONGHAUL_KILLS");
-  return text == nullptr ? 100 : std::atoi(text);
-}
 
 // Goes on from the newest checkpoint, saves each step, and writes the number of each that is
 // durable to `report`. In the background every save is reported when the next one begins.
@@ -83,11 +78,9 @@ TEST(RandomKills, LoseNothing) {
   for (const auto mode : {AsyncMode::kDisabled, AsyncMode::kCopy}) {
     const TempFolder folder;
     int64_t durable = 0;
-    for (int i = 0; i < wanted_kills() / 2; ++i, ++kills) {
+    for (int i = 0; i < test::wanted_kills(100) / 2; ++i, ++kills) {
       durable = run_and_kill(folder.path(), mode, microseconds(random), durable);
-      for (const auto& entry : fs::directory_iterator(folder.path())) {
-        in_a_save += entry.path().filename().string().starts_with(".");
-      }
+      in_a_save += test::was_saving(folder.path());
       const auto found = find_resumable(folder.path());
       if (durable == 0 && !found) continue;
       ASSERT_TRUE(found) << "step " << durable << " was reported as saved";

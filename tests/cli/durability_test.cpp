@@ -143,6 +143,23 @@ TEST_F(Durability, AFlippedByteTakesTheOlderCheckpoint) {
   EXPECT_EQ(figures(), undisturbed());
 }
 
+// Of the same step as the run's last: neither is the run refused for it, nor is it lost.
+TEST_F(Durability, WeightsAloneLeaveADamagedCheckpointOfTheirStep) {
+  expect_trained(train({"--training.steps", "4", "--checkpoint.no_last_save_model_only"}));
+  const fs::path shard = path("run/checkpoint/step-4/model-00001.safetensors");
+  test::flip_byte(shard, fs::file_size(shard) / 2);
+  const auto result = train({"--training.steps", "4"});
+  expect_trained(result);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("resumed from run/checkpoint/step-2"),
+                                HasSubstr("step-4, which this run has passed over, is now ")));
+  EXPECT_THAT(names_in("run/checkpoint"),
+              ::testing::UnorderedElementsAre("step-2", "step-4", "step-4.abandoned-1"));
+  EXPECT_THAT(slurp(path("run/checkpoint/step-4/manifest.json")),
+              HasSubstr("\"kind\": \"model_only\""));
+  EXPECT_THAT(slurp(path("run/checkpoint/step-4.abandoned-1/manifest.json")),
+              HasSubstr("\"kind\": \"full\""));
+}
+
 // The commands that look at the result do as training does, but take no other step than one that
 // was asked for.
 TEST_F(Durability, EvaluationAndGenerationTakeTheOlderCheckpoint) {

@@ -43,18 +43,18 @@ Numbers read_numbers(const fs::path& path) {
   return numbers;
 }
 
-double norm(const std::vector<double>& x) {
-  double squares = 0;
-  for (const double value : x) squares += value * value;
-  return std::sqrt(squares);
+double largest(const std::vector<double>& x) {
+  double largest = 0;
+  for (const double value : x) largest = std::max(largest, std::abs(value));
+  return largest;
 }
 
-// ||a - e|| / ||e||.
-double relative(const std::vector<double>& actual, const std::vector<double>& expected) {
+// The largest difference, as a share of the largest element.
+double relative_to_max(const std::vector<double>& actual, const std::vector<double>& expected) {
   if (actual.size() != expected.size()) return INFINITY;
   auto difference = actual;
   for (size_t i = 0; i < difference.size(); ++i) difference[i] -= expected[i];
-  return norm(difference) / std::max(norm(expected), 1e-30);
+  return largest(difference) / std::max(largest(expected), 1e-30);
 }
 
 constexpr size_t kSteps = 3;
@@ -143,14 +143,15 @@ class GoldenRanks : public ::testing::Test {
     }
   }
 
-  // In fp64 only the order of sums differs; AdamW divides gradients by their size.
-  static void expect_same(const Numbers& actual, const Numbers& expected, double tolerance) {
+  // In fp64 only the order of sums differs; 1e-10 leaves room for AdamW, which divides gradients by
+  // their size.
+  static void expect_same(const Numbers& actual, const Numbers& expected) {
     ASSERT_FALSE(expected.empty());
     for (const auto& [name, value] : actual) EXPECT_EQ(expected.count(name), 1u) << name;
     for (const auto& [name, value] : expected) {
       const auto found = actual.find(name);
       ASSERT_NE(found, actual.end()) << name;
-      EXPECT_LE(relative(found->second, value), tolerance) << name;
+      EXPECT_LE(relative_to_max(found->second, value), 1e-10) << name;
     }
   }
 
@@ -174,8 +175,8 @@ TEST_F(GoldenRanks, ProcessesTrainLikeTheReferenceAndLikeOneProcess) {
     SCOPED_TRACE(::testing::Message() << c.ranks << " ranks");
     const auto many = train(c.ranks, c.rows_per_rank, c.degrees);
     expect_golden(many);
-    expect_same(many.first_dump, one.first_dump, 1e-10);
-    expect_same(many.last_dump, one.last_dump, 1e-8);
+    expect_same(many.first_dump, one.first_dump);
+    expect_same(many.last_dump, one.last_dump);
   }
 }
 

@@ -29,6 +29,31 @@ class Ranks : public SmallJob {
     return train(words, environment);
   }
 
+  // Processes that work in the test's folder.
+  int processes() const {
+    const fs::path folder = fs::canonical(folder_.path());
+    int count = 0;
+    for (const auto& process : fs::directory_iterator("/proc")) {
+      std::error_code not_a_process;
+      count += fs::read_symlink(process.path() / "cwd", not_a_process) == folder ? 1 : 0;
+    }
+    return count;
+  }
+
+  // Of a job of two ranks of which one does not live to its end: it ends long before the ranks
+  // would stop waiting for each other by themselves, and leaves no process behind.
+  ProgramResult train_with_fault(const std::string& fault, int timeout_seconds = 120) const {
+    const auto start = std::chrono::steady_clock::now();
+    const auto result =
+        train_on(2, {"--comm.train_timeout_seconds", std::to_string(timeout_seconds)},
+                 {"LONGHAUL_FAULT=" + fault});
+    // The launcher's patience with the others, and a slow machine's start.
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60)) << result.err;
+    EXPECT_EQ(processes(), 0) << result.err;
+    EXPECT_EQ(result.status, 1) << result.err;
+    return result;
+  }
+
   std::vector<double> losses(const std::string& run_folder) const {
     std::vector<double> found;
     for (const auto& line : metrics(run_folder)) found.push_back(line["loss"].get<double>());
@@ -60,21 +85,21 @@ TEST_F(Ranks, DegreesThatDoNotFitAreOneLine) {
 
 TEST_F(Ranks, ARankThatIsKilledIsNamedAndTheOthersEnd) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
-  const auto result = train_on(2, {"--comm.train_timeout_seconds", "20"},
-                               {"LONGHAUL_FAULT=train.step:3:kill:rank-1"});
-  EXPECT_EQ(result.status, 1);
-  EXPECT_THAT(result.err, HasSubstr("error: rank 1 was killed by signal 9"));
-  // What was saved before is sound: the run goes on.
-  const auto again = train_on(2, {});
-  EXPECT_EQ(again.status, 0) << again.err;
-  EXPECT_THAT(again.out + again.err, HasSubstr("resumed from"));
+  // The first rank has the store that they meet at.
+  for (const std::string rank : {"1", "0"}) {
+    fs::remove_all(path("run"));
+    const auto result = train_with_fault("train.step:3:kill:rank-" + rank);
+    EXPECT_THAT(result.err, HasSubstr("error: rank " + rank + " was killed by signal 9"));
+    // What was saved before is sound: the run goes on.
+    const auto again = train_on(2, {});
+    EXPECT_EQ(again.status, 0) << again.err;
+    EXPECT_THAT(again.out + again.err, HasSubstr("resumed from"));
+  }
 }
 
 TEST_F(Ranks, ARankThatFailsIsNamedWithItsWords) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
-  const auto result = train_on(2, {"--comm.train_timeout_seconds", "20"},
-                               {"LONGHAUL_FAULT=train.step:2:throw:rank-1"});
-  EXPECT_EQ(result.status, 1);
+  const auto result = train_with_fault("train.step:2:throw:rank-1");
   EXPECT_THAT(last_line(result.err),
               AllOf(HasSubstr("error: rank 1 ended with status 1"), HasSubstr("train.step")));
 }
@@ -95,9 +120,7 @@ TEST_F(Ranks, OnATerminalNoTextRunsIntoTheLiveLine) {
 
 TEST_F(Ranks, TheFirstRanksWordsAreShownToo) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
-  const auto result = train_on(2, {"--comm.train_timeout_seconds", "20"},
-                               {"LONGHAUL_FAULT=train.step:2:throw:rank-0"});
-  EXPECT_EQ(result.status, 1);
+  const auto result = train_with_fault("train.step:2:throw:rank-0");
   EXPECT_THAT(last_line(result.err),
               AllOf(HasSubstr("error: rank 0 ended with status 1: fault injection"),
                     HasSubstr("train.step"), HasSubstr("the other ranks were ended")));
@@ -105,9 +128,7 @@ TEST_F(Ranks, TheFirstRanksWordsAreShownToo) {
 
 TEST_F(Ranks, ARankThatHangsIsNamedAndTheRunEnds) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
-  const auto result = train_on(2, {"--comm.train_timeout_seconds", "2"},
-                               {"LONGHAUL_FAULT=train.step:3:hang:rank-1"});
-  EXPECT_EQ(result.status, 1);
+  const auto result = train_with_fault("train.step:3:hang:rank-1", /*timeout_seconds=*/2);
   EXPECT_THAT(
       last_line(result.err),
       AllOf(HasSubstr("error: rank 0 ended with status 1: rank 0: "), HasSubstr("waiting 2000ms"),
@@ -227,8 +248,10 @@ TEST_F(Ranks, ReportTheirFailureWhereTorchrunReadsIt) {
 TEST_F(Ranks, AnInterruptSavesAndEndsAll) {
   Program program(train_words({"--ranks", "2", "--training.steps", "100000"}), here());
   while (program.running() && metrics().empty()) usleep(20000);
+  EXPECT_EQ(processes(), 3) << "the launcher and its ranks";
   program.signal(SIGINT);
   const auto result = program.wait();
+  EXPECT_EQ(processes(), 0);
   EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_FALSE(fs::is_empty(path("run/checkpoint")));
 }

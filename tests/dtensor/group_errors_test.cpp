@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "longhaul/dtensor/fake_backend.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temp_folder.h"
 
@@ -107,6 +109,24 @@ TEST_F(Arguments, Groups) {
               HasSubstr("rank 4 is not in a world of 4"));
   EXPECT_THAT(error_of<Error>([&] { group_.set_timeout(milliseconds(0)); }),
               HasSubstr("must be positive"));
+}
+
+// A transport of a device that, like NCCL, has one limit for all collectives.
+struct LimitedBackend : c10d::Backend {
+  LimitedBackend() : Backend(0, 2) {}
+  const std::string getBackendName() const override { return "limited"; }
+  void setTimeout(milliseconds timeout) override { limit = timeout; }
+  milliseconds limit{0};
+};
+
+TEST(Limits, TheTransportOfADeviceIsGivenThem) {
+  const auto device = c10::make_intrusive<LimitedBackend>();
+  dtensor::CollectiveLog log;
+  Communicator group(dtensor::make_fake_backend(0, 2), device, "tp", {0, 1}, log);
+  for (const milliseconds limit : {milliseconds(300), milliseconds(70)}) {
+    group.set_timeout(limit);
+    EXPECT_EQ(device->limit, limit);
+  }
 }
 
 // The error of each rank; every rank must have one.

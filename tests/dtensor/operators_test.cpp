@@ -14,6 +14,7 @@
 #include "longhaul/ops/sparse_flash_attention/sparse_flash_attention.h"
 #include "longhaul/ops/swiglu/swiglu.h"
 #include "tests/dtensor/dtensor_table.h"
+#include "tests/support/log_capture.h"
 #include "tests/support/run_ranks.h"
 
 namespace longhaul::test {
@@ -149,6 +150,26 @@ TEST(DistributedOperators, GiveTheNumbersOfThePlainOnes) {
       for (const Case& c : cases()) check(c, mesh);
     });
   }
+}
+
+// The kernel sees a token's whole row of logits. Said once in a process, so no other test here may
+// ask for it.
+TEST(DistributedOperators, ACutVocabularyIsSaidToHaveNoKernel) {
+  const LogCapture log;
+  run_ranks(2, [](World& world) {
+    const Mesh mesh = DeviceMesh::make(world, {{"tp", 2}});
+    const Tensor hidden = normal({6, 32}, 40).to(at::kFloat),
+                 weight = normal({48, 32}, 41).to(at::kFloat);
+    const Tensor labels = at::tensor({0, 47, 3, -100, 24, 23}, at::kLong);
+    const Tensor loss = ops::linear_cross_entropy(
+        dtensor::distribute(hidden, mesh, {Placement::replicate()}),
+        dtensor::distribute(weight, mesh, {Placement::shard(0)}), labels, ops::Kernel::kFused);
+    EXPECT_NEAR(whole_of(loss).item<double>(),
+                ops::linear_cross_entropy(hidden, weight, labels).item<double>(), 1e-3);
+  });
+  EXPECT_THAT(log.text(),
+              ::testing::HasSubstr("linear_cross_entropy: the fused kernel is not used: "
+                                   "the vocabulary is cut"));
 }
 
 std::string log_of(const World& world) {

@@ -1,10 +1,13 @@
 // Every placement into every other, on one axis and on two, with slices that are uneven or empty.
 #include "longhaul/dtensor/redistribute.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "tests/dtensor/dtensor_table.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/temp_folder.h"
 
 namespace longhaul::test {
 namespace {
@@ -106,6 +109,36 @@ TEST(Redistribute, OtherReductions) {
       const double shift = reduction == Reduction::kAvg ? 1 : reduction == Reduction::kMax ? 2 : 0;
       expect_same(whole_of(x), whole + shift, "whole");
       expect_same(whole_of(dtensor::redistribute(x, {Placement::shard(0)})), whole + shift, "cut");
+    }
+  });
+}
+
+// Each of n averaged terms has an n-th of the gradient.
+TEST(Redistribute, GradientsOfAveragedTerms) {
+  run_ranks(3, [&](World& world) {
+    const Mesh mesh = DeviceMesh::make(world, {{"tp", 3}});
+    const Tensor weights = normal({4, 5}, 5);
+    for (const auto& to : {Placement::replicate(), Placement::shard(0)}) {
+      const Tensor term = normal({4, 5}, 4).requires_grad_();
+      const Tensor mean = dtensor::from_local(term, mesh, {Placement::partial(Reduction::kAvg)});
+      const Tensor whole = dtensor::full_tensor(dtensor::redistribute(mean, {to}));
+      torch::autograd::backward({(whole * weights).sum()}, {});
+      expect_same(term.grad(), weights / 3, to.text());
+    }
+  });
+}
+
+TEST(Redistribute, PartsOfAMaximumHaveNoGradient) {
+  run_ranks(2, [&](World& world) {
+    const Mesh mesh = DeviceMesh::make(world, {{"tp", 2}});
+    for (const auto reduction : {Reduction::kMax, Reduction::kMin}) {
+      const Placement placement = Placement::partial(reduction);
+      const Tensor part = normal({4}, 4).requires_grad_();
+      EXPECT_THAT(
+          error_of<Error>([&] { static_cast<void>(dtensor::from_local(part, mesh, {placement})); }),
+          ::testing::AllOf(::testing::HasSubstr(placement.text()),
+                           ::testing::HasSubstr("needs a gradient")));
+      EXPECT_NO_THROW(static_cast<void>(dtensor::from_local(part.detach(), mesh, {placement})));
     }
   });
 }

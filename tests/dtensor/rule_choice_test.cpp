@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "longhaul/dtensor/redistribute.h"
+#include "longhaul/ops/cross_entropy/cross_entropy.h"
+#include "longhaul/ops/flash_attention/flash_attention.h"
+#include "longhaul/ops/rms_norm/rms_norm.h"
 #include "tests/dtensor/dtensor_table.h"
 #include "tests/support/log_capture.h"
 #include "tests/support/run_ranks.h"
@@ -92,6 +95,18 @@ TEST(RuleChoice, SlicesOfWhatIsAddedAreTerms) {
       "Partial(sum)");
 }
 
+// Whole queries, and keys whose heads are dealt out: each rank takes its heads' slice of the
+// queries.
+TEST(RuleChoice, WholeQueriesAreAskedWhereTheKeysHeadsLie) {
+  const Placement heads = Placement::shard(2);
+  const auto attend = [](auto& x) {
+    const Tensor doc_start = at::zeros({2, 6}, at::kLong);
+    return ops::flash_attention(x[0], x[1], x[2], doc_start, {.scale = 0.3}).out_BSHV;
+  };
+  expect_nothing_moves({normal({2, 6, 4, 8}, 7), normal({2, 6, 4, 8}, 8), normal({2, 6, 4, 5}, 9)},
+                       {kWhole, heads, heads}, attend, "Shard(2)");
+}
+
 // --- gathers are said or refused ----------------------------------------------------------------
 
 TEST(Gathers, AreRefusedWhereTheRuleDoesNotAskForThem) {
@@ -130,6 +145,52 @@ TEST(Gathers, AreNotSaidWhereAnotherDimIsCutInstead) {
     world.log().clear();
     static_cast<void>(x.cumsum(0));
     EXPECT_EQ(moved(world), "all_to_all");
+  });
+  EXPECT_THAT(log.text(), Not(HasSubstr("gathered")));
+}
+
+int64_t count_of(const std::string& text, const std::string& part) {
+  int64_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(Gathers, OfOurOperatorsAreSaidOnce) {
+  const LogCapture log;
+  on_two_ranks([](World& world, const Mesh& mesh) {
+    const Tensor x = dtensor::distribute(normal({3, 10}, 6), mesh, {Placement::shard(1)});
+    const Tensor weight = dtensor::distribute(normal({10}, 7), mesh, {kWhole});
+    world.log().clear();
+    for (int i = 0; i < 2; ++i) static_cast<void>(ops::rms_norm(x, weight, 1e-6));
+    EXPECT_EQ(moved(world), "all_gather all_gather");
+  });
+  EXPECT_EQ(count_of(log.text(),
+                     "rms_norm on [3, 10] (Shard(1)), [10] (Replicate): input 0 is gathered along "
+                     "axis tp: every rank computes the same"),
+            2)
+      << "by each rank: " << log.text();
+}
+
+TEST(Gathers, OfWhatEachRanksShareNeedsAreSaid) {
+  const LogCapture log;
+  on_two_ranks([](World&, const Mesh& mesh) {
+    const Placement cut = Placement::shard(0);
+    const Tensor hidden = dtensor::distribute(normal({4, 6}, 8), mesh, {cut});
+    const Tensor weight = dtensor::distribute(normal({10, 6}, 9), mesh, {cut});
+    static_cast<void>(ops::linear_cross_entropy(hidden, weight, at::zeros({4}, at::kLong)));
+  });
+  EXPECT_THAT(log.text(),
+              HasSubstr("linear_cross_entropy on [4, 6] (Shard(0)), [10, 6] (Shard(0)), [4] plain: "
+                        "input 0 is gathered along axis tp: each rank's share needs the whole"));
+}
+
+TEST(Gathers, OverAnAxisOfOneRankAreNone) {
+  const LogCapture log;
+  run_ranks(2, [](World& world) {
+    const Mesh mesh = DeviceMesh::make(world, {{"dp", 2}, {"tp", 1}});
+    const Tensor x = dtensor::distribute(normal({3, 12}, 6), mesh, {kWhole, Placement::shard(1)});
+    const Tensor weight = dtensor::distribute(normal({12}, 7), mesh, {kWhole, kWhole});
+    static_cast<void>(ops::rms_norm(x, weight, 1e-6));
   });
   EXPECT_THAT(log.text(), Not(HasSubstr("gathered")));
 }

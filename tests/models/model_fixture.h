@@ -106,8 +106,7 @@ inline Losses forward_losses(v3::Model& model, const v3::Batch& batch, v3::Forwa
   const auto hidden = model.forward(batch, ctx, hidden_BSD);
   Losses losses;
   for (size_t i = 0; i < hidden.size(); ++i) {
-    const auto sum = ops::linear_cross_entropy(hidden[i], model.lm_head().weight,
-                                               batch.towers[i].labels, model.loss_kernel());
+    const auto sum = model.cross_entropy(hidden[i], batch.towers[i].labels);
     const auto mean = sum / static_cast<double>(std::max<int64_t>(ctx.counts.labels[i], 1));
     losses.by_tower.push_back(mean.item<double>());
     const double weight = i == 0 ? 1.0 : mtp_weight / static_cast<double>(hidden.size() - 1);

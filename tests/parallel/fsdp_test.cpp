@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "longhaul/parallel/parallel_dims.h"
+#include "tests/parallel/ranks_of_model.h"
 #include "tests/parallel/toy_model.h"
 #include "tests/support/run_ranks.h"
 
@@ -196,6 +197,46 @@ TEST(Fsdp, TheNextBlockIsGatheredWhileOneComputes) {
         }
       },
       slow);
+}
+
+// All-gathers of weights in the two passes of a model.
+struct Gathers {
+  int64_t forward = 0, backward = 0;
+  bool operator==(const Gathers&) const = default;
+};
+void PrintTo(const Gathers& gathers, std::ostream* out) {
+  *out << gathers.forward << " forwards, " << gathers.backward << " backwards";
+}
+
+Gathers gathers_of_model(const std::string& reshard) {
+  Gathers found;
+  test::run_ranks(2, [&](dtensor::World& world) {
+    RankOfModel rank(world, {.dp = 2, .fsdp = true, .reshard = reshard}, Job());
+    const auto gathers = [&] {
+      int64_t count = 0;
+      for (const auto& record : world.log().records()) {
+        count += record.kind == dtensor::CollectiveKind::kAllGather ? 1 : 0;
+      }
+      world.log().clear();
+      return count;
+    };
+    world.log().clear();
+    rank.forward();
+    const int64_t forward = gathers();
+    rank.backward();
+    const int64_t backward = gathers();
+    if (world.rank() == 0) found = {forward, backward};
+  });
+  return found;
+}
+
+// A dense block takes one collective, three with experts (two of them MTP modules) two each; the
+// embedding one, and one the last norm with the output head. Three towers come to these, "always"
+// each time anew, and to norm and head apart.
+TEST(Fsdp, ReshardAfterForwardSaysWhatIsGatheredAgain) {
+  EXPECT_EQ(gathers_of_model("never"), (Gathers{7 + 2, 0}));
+  EXPECT_EQ(gathers_of_model("default"), (Gathers{7 + 2, 7}));
+  EXPECT_EQ(gathers_of_model("always"), (Gathers{7 + 3 * 3, 7 + 1}));
 }
 
 TEST(Fsdp, PartsAndWholes) {

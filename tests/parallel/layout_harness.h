@@ -57,16 +57,16 @@ inline v3::ModelConfig layout_model() {
 
 // Documents of unequal lengths, packed and padded. The first eighth of each step's rows has no
 // label, the second no token at all, and others have few labels.
-inline void write_layout_rows(const fs::path& path) {
+inline void write_layout_rows(const fs::path& path, int64_t seq_len) {
   std::string text;
   for (int64_t row = 0; row < kLayoutSteps * kRowsOfAStep; ++row) {
     const int64_t in_step = row % kRowsOfAStep;
     const bool no_labels = in_step < kRowsOfAStep / 8;
     const bool no_tokens = !no_labels && in_step < kRowsOfAStep / 4;
-    const auto ids = integers({kLayoutSeqLen}, 23, 5000 + static_cast<uint64_t>(row));
-    const int64_t first_document = 3 + row % 9, end = kLayoutSeqLen - row % 3;
+    const auto ids = integers({seq_len}, 23, 5000 + static_cast<uint64_t>(row));
+    const int64_t first_document = 3 + row % 9, end = seq_len - row % 3;
     std::vector<int64_t> inputs, labels, positions;
-    for (int64_t t = 0; t < kLayoutSeqLen; ++t) {
+    for (int64_t t = 0; t < seq_len; ++t) {
       const bool padding = no_tokens || t >= end;
       const bool last = t + 1 == first_document || t + 1 == end;
       const bool ignored = padding || last || no_labels || t < row % 5;
@@ -89,9 +89,10 @@ struct LayoutResult {
 
 class LayoutJob {
  public:
-  explicit LayoutJob(const v3::ModelConfig& model = layout_model()) {
+  explicit LayoutJob(const v3::ModelConfig& model = layout_model(), int64_t seq_len = kLayoutSeqLen)
+      : seq_len_(seq_len) {
     write_text(folder_.path() / "model/config.json", v3::to_hf_json(model));
-    write_layout_rows(folder_.path() / "rows.jsonl");
+    write_layout_rows(folder_.path() / "rows.jsonl", seq_len);
   }
 
   // Into a run folder of this name.
@@ -107,7 +108,7 @@ class LayoutJob {
         "[moe]\nsequence_balance_loss_coeff = 0.01\nz_loss_coeff = 0.001\n[parallelism]\n"
         "data_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {}\n"
         "context_parallel_degree = {}\ntensor_parallel_degree = {}\nexpert_parallel_degree = {}\n",
-        path(run), path("model"), path("rows.jsonl"), kLayoutSeqLen,
+        path(run), path("model"), path("rows.jsonl"), seq_len_,
         kRowsOfAStep / (2 * layout.dp_replicate * layout.dp_shard), kRowsOfAStep, kLayoutSteps,
         layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp, layout.ep);
     return parse_job(text, "layout.toml", overrides);
@@ -143,6 +144,7 @@ class LayoutJob {
 
  private:
   TemporaryFolder folder_;
+  int64_t seq_len_;
 };
 
 // What a layout leaves, once for all tests with these overrides.

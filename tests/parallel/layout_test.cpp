@@ -8,6 +8,7 @@
 
 #include "longhaul/checkpoint/checkpoint.h"
 #include "tests/parallel/layout_lists.h"
+#include "tests/support/log_capture.h"
 #include "tests/support/temp_folder.h"
 
 namespace longhaul::testing {
@@ -19,7 +20,7 @@ const Tolerances kFp32 = {.loss = 1e-5, .gradient = 1e-5, .weight = 1e-4, .gradi
 
 class Layouts : public ::testing::TestWithParam<Layout> {};
 
-TEST_P(Layouts, TrainLikeOneRankInFp64) { expect_same(LayoutJob().run(GetParam()), one_rank({})); }
+TEST_P(Layouts, TrainLikeOneRankInFp64) { expect_same(trained(GetParam(), {}), one_rank({})); }
 
 const Overrides kInFp32 = {"--training.dtype", "float32"};
 
@@ -29,6 +30,13 @@ TEST_P(Layouts, TrainLikeOneRankInFp32) {
 
 TEST_P(Layouts, TwoRunsAreBitEqual) {
   expect_identical(LayoutJob().run(GetParam(), kInFp32), trained(GetParam(), kInFp32));
+}
+
+// Of the layouts that run each time.
+class ChosenLayouts : public Layouts {};
+
+TEST_P(ChosenLayouts, TwoRunsInFp64AreBitEqual) {
+  expect_identical(LayoutJob().run(GetParam()), trained(GetParam(), {}));
 }
 
 // What is measured of all tokens: the load of the experts exactly, the indexer's recall but for the
@@ -80,6 +88,9 @@ const std::vector<Layout> kChosen = {
 INSTANTIATE_TEST_SUITE_P(Chosen, Layouts, ::testing::ValuesIn(kChosen),
                          [](const auto& info) { return info.param.name(); });
 
+INSTANTIATE_TEST_SUITE_P(Chosen, ChosenLayouts, ::testing::ValuesIn(kChosen),
+                         [](const auto& info) { return info.param.name(); });
+
 INSTANTIATE_TEST_SUITE_P(DataParallel, Layouts, ::testing::ValuesIn(kDataParallel),
                          [](const auto& info) { return info.param.name(); });
 
@@ -111,6 +122,11 @@ const std::vector<Variant> kVariants = {
     {"recompute", {"--activation_checkpoint.mode", "full"}},
     {"recompute_never_reshard",
      {"--activation_checkpoint.mode", "full", "--parallelism.fsdp_reshard_after_forward", "never"}},
+    {"recompute_always_reshard",
+     {"--activation_checkpoint.mode", "full", "--parallelism.fsdp_reshard_after_forward",
+      "always"}},
+    {"own_norm_always_reshard",
+     {"--mtp.own_norm", "true", "--parallelism.fsdp_reshard_after_forward", "always"}},
     {"recompute_nothing", {"--activation_checkpoint.mode", "none"}},
     {"recompute_by_operator", {"--activation_checkpoint.selective_ac_option", "op"}},
     {"frozen_trunk", {"--dsa.stage", "dense_warmup"}},
@@ -145,6 +161,27 @@ TEST_P(Variants, TrainLikeOneRank) {
 
 INSTANTIATE_TEST_SUITE_P(All, Variants, ::testing::ValuesIn(kVariants),
                          [](const auto& info) { return info.param.name; });
+
+void expect_like_one_rank(int64_t seq_len, const std::vector<Layout>& layouts,
+                          const Overrides& overrides = {}) {
+  const LayoutJob job(layout_model(), seq_len);
+  const auto expected = job.run({}, overrides);
+  for (const Layout& layout : layouts) {
+    SCOPED_TRACE(fmt::format("{} slots on {}", seq_len, layout.name()));
+    expect_same(job.run(layout, overrides), expected);
+  }
+}
+
+// The ranks of tp have slices of unequal lengths, of whole sequences and of cp's slices of them.
+TEST(LayoutRuns, SequencesThatTensorParallelismDoesNotDivide) {
+  expect_like_one_rank(15, {{.tp = 2}, {.tp = 4}, {.dp_shard = 2, .tp = 2, .ep = 4}});
+  expect_like_one_rank(14, {{.cp = 2, .tp = 2}, {.cp = 2, .tp = 2, .ep = 4}},
+                       {"--parallelism.context_parallel_load_balancer", "none"});
+}
+
+TEST(LayoutRuns, ARankOfTensorParallelismWithoutASlot) {
+  expect_like_one_rank(5, {{.tp = 4}, {.tp = 4, .ep = 2}});
+}
 
 // Where more ranks cut the heads: the dense warm-up deals the indexer's loss out in slices.
 TEST(LayoutRuns, TheIndexerUnderTensorParallelism) {
@@ -213,6 +250,19 @@ TEST(LayoutRuns, MixedPrecisionCastsWhereOneRankDoes) {
     if (!name.starts_with("grad.")) continue;
     EXPECT_LE(relative_to_max(actual.steps[0].at(name), value), 0.01) << name;
   }
+}
+
+// A kernel that a layout has no use for is not in the table.
+TEST(LayoutRuns, TheStartupTableListsTheKernelsThatRun) {
+  const auto table = [](const Layout& layout) {
+    const test::LogCapture log;
+    LayoutJob().run(layout, {"--training.dtype", "float32", "--training.steps", "1",
+                             "--model.converters", "rms_norm,cross_entropy"});
+    return log.text();
+  };
+  EXPECT_THAT(table({.dp_shard = 2}),
+              ::testing::ContainsRegex("converters +cross_entropy \\([0-9]+ modules\\), rms_norm"));
+  EXPECT_THAT(table({.tp = 2}), ::testing::ContainsRegex("converters +rms_norm"));
 }
 
 // A checkpoint of any layout goes on in any other.

@@ -20,8 +20,7 @@ at::Tensor forward_loss(RankOfModel& rank) {
   const auto hidden = rank.model().forward(rank.batch(), rank.context());
   at::Tensor total;
   for (size_t i = 0; i < hidden.size(); ++i) {
-    const auto loss = ops::linear_cross_entropy(hidden[i], rank.model().lm_head().weight,
-                                                rank.batch().towers[i].labels);
+    const auto loss = rank.model().cross_entropy(hidden[i], rank.batch().towers[i].labels);
     total = i == 0 ? loss : total + loss;
   }
   return total;

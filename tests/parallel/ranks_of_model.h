@@ -19,6 +19,7 @@ struct RankLayout {
   int64_t dp = 1, cp = 1, ep = 1, tp = 1;
   SequenceSplit split = SequenceSplit::kHeadTail;
   bool fsdp = false;  // else every rank keeps whole weights, but for its share of experts and heads
+  std::string reshard = "default";  // parallelism.fsdp_reshard_after_forward
 
   int ranks() const { return static_cast<int>(dp * cp * tp); }
   std::string text() const {
@@ -32,6 +33,7 @@ struct RankLayout {
     config.parallelism.context_parallel_degree = cp;
     config.parallelism.expert_parallel_degree = ep;
     config.parallelism.tensor_parallel_degree = tp;
+    config.parallelism.fsdp_reshard_after_forward = reshard;
     return config;
   }
 };

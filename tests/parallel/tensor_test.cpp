@@ -4,14 +4,18 @@
 
 #include <gmock/gmock.h>
 
+#include <sstream>
+
 #include "tests/parallel/collective_counts.h"
 #include "tests/parallel/ranks_of_model.h"
+#include "tests/support/log_capture.h"
 
 namespace longhaul::testing {
 namespace {
 
 using dtensor::CollectiveKind;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // As Job's, with heads for 4 ranks.
 Job four_heads() {
@@ -74,6 +78,43 @@ TEST(TensorParallel, DenseAttention) {
   Job job = four_heads();
   job.settings.stage = v3::IndexerStage::kOff;
   expect_same_on_all_layouts(job);
+}
+
+// What the plan lays out is dealt out by every operator: what is gathered is a share's need, such
+// as the keys that all heads see.
+TEST(TensorParallel, NoOperatorIsComputedAlikeByAllRanks) {
+  std::vector<Job> jobs(4, four_heads());
+  jobs[1].settings.mla_form = v3::MlaForm::kExpanded;
+  jobs[2].settings.stage = v3::IndexerStage::kDenseWarmup;
+  jobs[3].settings.stage = v3::IndexerStage::kOff;
+  const test::LogCapture log;
+  for (const Job& job : jobs) on_ranks({.cp = 2, .ep = 2, .tp = 2}, job);
+  EXPECT_THAT(log.text(), HasSubstr("is gathered along axis tp: each rank's share needs"));
+  EXPECT_THAT(log.text(), Not(HasSubstr("every rank computes the same")));
+}
+
+// The CPU kernels, all of them, on parts: no layout takes another way but for the loss of a cut
+// vocabulary. fp32 sums in another order.
+TEST(TensorParallel, KernelsUnderFsdp) {
+  Job job = four_heads();
+  job.settings.param_dtype = job.settings.compute_dtype = at::kFloat;
+  job.config.hidden_size = job.config.moe_intermediate_size = 32;
+  job.prepare = [](v3::Model& model) {
+    for (const auto& slot : model.kernels()) *slot.kernel = ops::Kernel::kFused;
+  };
+  const test::LogCapture log;
+  const Outcome expected = on_one_rank(job);
+  for (RankLayout layout : {RankLayout{.tp = 2}, RankLayout{.tp = 4}, RankLayout{.dp = 4},
+                            RankLayout{.dp = 2, .ep = 4, .tp = 2}}) {
+    layout.fsdp = true;
+    SCOPED_TRACE(layout.text());
+    expect_same(on_ranks(layout, job), expected, 2e-5);
+  }
+  std::istringstream lines(log.text());
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find("the vocabulary is cut") != std::string::npos) continue;
+    EXPECT_THAT(line, Not(HasSubstr("fused kernel is not used")));
+  }
 }
 
 TEST(TensorParallel, TwoRunsAreEqualBitByBit) {

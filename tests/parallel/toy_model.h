@@ -63,7 +63,7 @@ class ToyModel : public nn::Module {
     for (size_t i = 0; i < blocks.size(); ++i) {
       const size_t n = all.size() / blocks.size();
       const auto first = all.begin() + static_cast<std::ptrdiff_t>(i * n);
-      result.push_back({.module = blocks[i].get(),
+      result.push_back({.modules = {blocks[i].get()},
                         .groups = {{{first, first + static_cast<std::ptrdiff_t>(n)}, shard}},
                         .reshard_after_forward = reshard});
     }

@@ -7,22 +7,17 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <random>
 #include <regex>
 
 #include "longhaul/checkpoint/checkpoint.h"
+#include "tests/support/kills.h"
 #include "tests/train/job_fixture.h"
 
 namespace longhaul::testing {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-int wanted_kills() {
-  const char* text = std::getenv("LONGHAUL_KILLS");
-  return text == nullptr ? 50 : std::atoi(text);
-}
 
 class KilledRun {
  public:
@@ -42,11 +37,7 @@ class KilledRun {
   void kill_after(double share) {
     const bool complete = run_in_process(share * seconds_);
     ++(complete ? completed_ : kills_);
-    if (fs::exists(checkpoints())) {
-      for (const auto& entry : fs::directory_iterator(checkpoints())) {
-        in_a_save_ += entry.path().filename().string().starts_with(".");
-      }
-    }
+    in_a_save_ += test::was_saving(checkpoints());
     const auto found = checkpoint::find_resumable(checkpoints());
     const int64_t step = found ? checkpoint::step_of(found->filename()) : 0;
     ASSERT_GE(step, std::max(step_, last_reported())) << "what was saved is lost";
@@ -161,7 +152,7 @@ TEST(RandomKills, OfRunsChangeNothing) {
   int kills = 0, in_a_save = 0, completed = 0;
   for (const char* mode : {"disabled", "async"}) {
     KilledRun run(job, mode);
-    while (run.kills() < wanted_kills() / 2) {
+    while (run.kills() < test::wanted_kills(50) / 2) {
       ASSERT_NO_FATAL_FAILURE(run.kill_after(share(random)));
     }
     ASSERT_NO_FATAL_FAILURE(run.complete());

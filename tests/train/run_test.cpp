@@ -1,4 +1,5 @@
 // What a run does with its settings: accumulation, the non-finite guard, dumps, time limits, text.
+#include "longhaul/base/fault.h"
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/tensor_file.h"
 #include "longhaul/config/write.h"
@@ -34,19 +35,38 @@ void write_uneven_rows(const fs::path& path) {
   write_text(path, text);
 }
 
-TEST(Run, WeightsThatCannotBeSavedAloneLoseNoStep) {
+// Runs a step whose weights cannot be saved alone; the whole state of it is there nevertheless.
+void expect_rescued(const Overrides& more, const std::string& error) {
   const GoldenJob job("hf_base", batches());
-  const auto config = job.config(
-      {"--training.steps", "1", "--checkpoint.export_dtype", "float16", "--optimizer.lr", "1e6"});
+  Overrides overrides = {"--training.steps", "1"};
+  overrides.insert(overrides.end(), more.begin(), more.end());
   try {
-    run(config);
-    ADD_FAILURE() << "weights of a million were saved as float16";
-  } catch (const UserError& error) {
-    EXPECT_NE(std::string(error.what()).find("above 65504"), std::string::npos) << error.what();
+    run(job.config(overrides));
+    ADD_FAILURE() << "the weights were saved";
+  } catch (const UserError& failure) {
+    EXPECT_NE(std::string(failure.what()).find(error), std::string::npos) << failure.what();
   }
   const auto saved = checkpoint::find_resumable(job.folder.path() / "run/checkpoint");
   ASSERT_TRUE(saved);
   EXPECT_EQ(checkpoint::load(*saved).step, 1);
+}
+
+TEST(Run, WeightsThatCannotBeSavedAloneLoseNoStep) {
+  for (const char* mode : {"disabled", "async"}) {
+    SCOPED_TRACE(mode);
+    expect_rescued({"--checkpoint.async_mode", mode, "--checkpoint.export_dtype", "float16",
+                    "--optimizer.lr", "1e6"},
+                   "above 65504");
+  }
+}
+
+TEST(Run, WeightsWhoseSaveFailsLoseNoStep) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  for (const char* mode : {"disabled", "async"}) {
+    SCOPED_TRACE(mode);
+    const fault::Armed armed("checkpoint.manifest:1:enospc");
+    expect_rescued({"--checkpoint.async_mode", mode}, "cannot save step 1");
+  }
 }
 
 TEST(Run, AccumulationGivesTheGradientsOfTheWholeBatch) {

@@ -3,6 +3,8 @@
 // sequence: each slice sees the whole keys, from its own place in the sequence on.
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "longhaul/dtensor/operators/placing.h"
 #include "longhaul/ops/flash_attention/flash_attention.h"
 #include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"
@@ -22,6 +24,7 @@ Placement term() { return Placement::partial(); }
 using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 struct Asked {
+  const char* op;
   double scale;
   int64_t value_dim;
   bool head_sum, statistics;
@@ -36,17 +39,25 @@ struct Asked {
   }
 };
 
+// Where the queries are computed along an axis: where they lie or, where that is no way to deal
+// them out, where the keys' heads are.
+Placement place_of_queries(const Tensor& query, const Tensor& key, size_t axis) {
+  const Placement now = placement_of(query, axis), of_key = placement_of(key, axis);
+  if (now.is_shard() && now.dim() <= kHeads) return now;
+  return key.dim() == 4 && of_key.is_shard(kHeads) ? of_key : now;
+}
+
 // query, key, value, and two tensors [B, S, ...] that say what each query sees.
 template <typename F>
 Results attend(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& sees,
                const Tensor& last, const Asked& asked, int64_t head_sum_keys, const F& f) {
   const int64_t B = query.size(0), S = query.size(1), H = query.size(2);
   const int64_t V = value.defined() ? value.size(-1) : asked.value_dim;
-  Placing placing(mesh_of({&query, &key}), {query, key, value, sees, last},
+  Placing placing(asked.op, mesh_of({&query, &key}), {query, key, value, sees, last},
                   {{B, S, H, V}, {B, S, H}, {B, S, H}, {B, S, head_sum_keys}});
   const Placement of_head = key.dim() == 4 ? cut(kHeads) : whole();
   for (size_t axis = 0; axis < placing.num_axes(); ++axis) {
-    const Placement now = placement_of(query, axis);
+    const Placement now = place_of_queries(query, key, axis);
     if (now.is_shard(kHeads)) {
       placing.share({now, of_head, of_head, whole(), whole()}, {now, now, now, term()});
     } else if (now.is_shard(kSequence)) {
@@ -77,7 +88,7 @@ Results flash_attention(const Tensor& query, const Tensor& key, const std::optio
                         const Tensor& doc_start, const std::optional<Tensor>& last_key,
                         double scale, int64_t value_dim, bool head_sum, bool statistics,
                         int64_t kernel) {
-  const Asked asked{scale, value_dim, head_sum, statistics, kernel};
+  const Asked asked{"flash_attention", scale, value_dim, head_sum, statistics, kernel};
   return attend(query, key, as_tensor(value), doc_start, last_keys(doc_start, last_key), asked,
                 key.size(1), [&](const std::vector<Tensor>& x) {
                   const bool all = x[0].size(1) == x[1].size(1) && !last_key;
@@ -91,7 +102,7 @@ Results sparse_flash_attention(const Tensor& query, const Tensor& key,
                                const std::optional<Tensor>& value, const Tensor& indices,
                                const std::optional<Tensor>& /*last_key*/, double scale,
                                int64_t value_dim, bool head_sum, bool statistics, int64_t kernel) {
-  const Asked asked{scale, value_dim, head_sum, statistics, kernel};
+  const Asked asked{"sparse_flash_attention", scale, value_dim, head_sum, statistics, kernel};
   return attend(query, key, as_tensor(value), indices, Tensor(), asked, indices.size(2),
                 [&](const std::vector<Tensor>& x) {
                   return ops::sparse_flash_attention(x[0], x[1], x[2], x[3], asked.options());
@@ -105,7 +116,7 @@ std::tuple<Tensor, Tensor> lightning_indexer(const Tensor& query, const Tensor& 
                                              const std::optional<Tensor>& last_key, int64_t topk,
                                              int64_t kernel) {
   const int64_t B = query.size(0), S = query.size(1), K = std::min(topk, key.size(1));
-  Placing placing(mesh_of({&query, &key, &weights}),
+  Placing placing("lightning_indexer", mesh_of({&query, &key, &weights}),
                   {query, key, weights, doc_start, last_keys(doc_start, last_key)},
                   {{B, S, K}, {B, S, K}});
   for (size_t axis = 0; axis < placing.num_axes(); ++axis) {
@@ -128,7 +139,7 @@ std::tuple<Tensor, Tensor> lightning_indexer(const Tensor& query, const Tensor& 
 Tensor sparse_indexer_kl_loss(const Tensor& query, const Tensor& key, const Tensor& weights,
                               const Tensor& indices, const Tensor& head_sum,
                               const std::optional<Tensor>& scores, int64_t kernel) {
-  Placing placing(mesh_of({&query, &key, &weights}),
+  Placing placing("sparse_indexer_kl_loss", mesh_of({&query, &key, &weights}),
                   {query, key, weights, indices, head_sum, as_tensor(scores)}, {{}});
   for (size_t axis = 0; axis < placing.num_axes(); ++axis) {
     const bool rows = placement_of(query, axis).is_shard(kBatch);
@@ -180,7 +191,7 @@ Tensor dense_indexer_kl_loss(const Tensor& query, const Tensor& key, const Tenso
                              const Tensor& doc_start, const std::optional<Tensor>& last_key,
                              int64_t kernel) {
   const Mesh& mesh = mesh_of({&query, &attention_query});
-  Placing placing(mesh,
+  Placing placing("dense_indexer_kl_loss", mesh,
                   {query, key, weights, attention_query, attention_key, softmax_max, softmax_sum,
                    doc_start, last_keys(doc_start, last_key)},
                   {{}});
@@ -212,7 +223,7 @@ Tensor dense_indexer_kl_loss(const Tensor& query, const Tensor& key, const Tenso
 }
 
 Tensor linear_by_head(const Tensor& x, const Tensor& weight) {
-  Placing placing(mesh_of({&x, &weight}), {x, weight},
+  Placing placing("linear_by_head", mesh_of({&x, &weight}), {x, weight},
                   {{x.size(0), x.size(1), x.size(2), weight.size(2)}});
   for (size_t axis = 0; axis < placing.num_axes(); ++axis) {
     const Placement now = placement_of(x, axis);

@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+
 #include "longhaul/dtensor/operators/placing.h"
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/matmul/matmul.h"
@@ -115,7 +117,7 @@ struct VocabularyCrossEntropy : torch::autograd::Function<VocabularyCrossEntropy
 Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
                             int64_t kernel) {
   const Mesh& mesh = mesh_of({&hidden, &weight});
-  Placing placing(mesh, {hidden, weight, labels}, {{}});
+  Placing placing("linear_cross_entropy", mesh, {hidden, weight, labels}, {{}});
   Vocabulary vocabulary{{}, 0, weight.size(0)};
   int64_t slices = 1;
   for (size_t axis = 0; axis < placing.num_axes(); ++axis) {
@@ -130,6 +132,9 @@ Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Te
     } else {
       placing.replicate();
     }
+  }
+  if (!vocabulary.axes.empty() && kernel_of(kernel) == ops::Kernel::kFused) {
+    ops::report_fallback("linear_cross_entropy", "the vocabulary is cut");
   }
   vocabulary.start = placing.box_of_input(1).offsets[0];
   // The same on every rank, whatever the size of its slice.

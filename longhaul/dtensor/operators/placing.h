@@ -1,10 +1,10 @@
 // What the distributed forms of our operators share: each picks, axis by axis, where its inputs
-// must lie for the parts to be computed alone (local_map in dtensor.h), from where they lie now.
+// must lie for the parts to be computed alone (local_map in dtensor.h), from where they lie now. A
+// cut input that is then wanted whole is said, once, as a rule's gathers are.
 #pragma once
 
 #include <torch/library.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "longhaul/base/error.h"
@@ -32,38 +32,18 @@ inline Placement placement_of(const Tensor& x, size_t axis) {
 // Inputs and outputs of a local_map in the making, an axis at a time.
 class Placing {
  public:
-  Placing(const Mesh& mesh, std::vector<Tensor> inputs, std::vector<std::vector<int64_t>> outputs)
-      : mesh_(mesh), outputs_(outputs.size()) {
-    for (auto& input : inputs) inputs_.push_back({std::move(input), {}, {}});
-    for (size_t i = 0; i < outputs.size(); ++i) outputs_[i].sizes = std::move(outputs[i]);
-  }
+  // `op` is its name in messages.
+  Placing(const char* op, const Mesh& mesh, std::vector<Tensor> inputs,
+          std::vector<std::vector<int64_t>> outputs);
 
   size_t num_axes() const { return static_cast<size_t>(mesh_->num_axes()); }
 
   // Every rank computes the same.
-  void replicate() {
-    for (auto& input : inputs_) add(input, Placement::replicate(), Placement::replicate());
-    for (auto& output : outputs_) output.placements.push_back(Placement::replicate());
-  }
-
-  // As share(), but a replicated input has its whole gradient on every rank.
-  void place(std::initializer_list<Placement> inputs, std::initializer_list<Placement> outputs) {
-    size_t i = 0;
-    for (const Placement& placement : inputs) add(inputs_[i++], placement, placement);
-    i = 0;
-    for (const Placement& placement : outputs) outputs_[i++].placements.push_back(placement);
-  }
+  void replicate();
 
   // Each rank computes its share: the inputs in these placements (a replicated one then has a
   // gradient of terms), the outputs in those.
-  void share(std::initializer_list<Placement> inputs, std::initializer_list<Placement> outputs) {
-    size_t i = 0;
-    for (const Placement& placement : inputs) {
-      add(inputs_[i++], placement, placement.is_replicate() ? Placement::partial() : placement);
-    }
-    i = 0;
-    for (const Placement& placement : outputs) outputs_[i++].placements.push_back(placement);
-  }
+  void share(std::initializer_list<Placement> inputs, std::initializer_list<Placement> outputs);
 
   std::vector<Tensor> compute(
       const std::function<std::vector<Tensor>(std::vector<Tensor>)>& f) const {
@@ -76,11 +56,10 @@ class Placing {
   }
 
  private:
-  static void add(LocalInput& input, Placement placement, Placement grad) {
-    input.placements.push_back(placement);
-    input.grads.push_back(grad);
-  }
+  // Input i on the next axis. `reason` why a replicated one is wanted.
+  void add(size_t i, Placement placement, Placement grad, const char* reason);
 
+  const char* op_;
   Mesh mesh_;
   std::vector<LocalInput> inputs_;
   std::vector<LocalOutput> outputs_;

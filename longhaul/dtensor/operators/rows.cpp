@@ -18,7 +18,7 @@ bool in_rows(const Placement& placement, const Tensor& x) {
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, int64_t kernel) {
-  Placing placing(mesh_of({&x, &weight}), {x, weight}, {x.sizes().vec()});
+  Placing placing("rms_norm", mesh_of({&x, &weight}), {x, weight}, {x.sizes().vec()});
   for (size_t axis = 0; axis < placing.num_axes(); ++axis) {
     const Placement now = placement_of(x, axis);
     if (in_rows(now, x)) {
@@ -34,7 +34,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, int64_t kerne
 
 std::tuple<Tensor, Tensor> rms_norm_add(const Tensor& x, const Tensor& residual,
                                         const Tensor& weight, double eps, int64_t kernel) {
-  Placing placing(mesh_of({&x, &residual, &weight}), {x, residual, weight},
+  Placing placing("rms_norm_add", mesh_of({&x, &residual, &weight}), {x, residual, weight},
                   {x.sizes().vec(), x.sizes().vec()});
   for (size_t axis = 0; axis < placing.num_axes(); ++axis) {
     // Terms of x are best added up in the slices that the residual lies in.
@@ -56,7 +56,7 @@ std::tuple<Tensor, Tensor> rms_norm_add(const Tensor& x, const Tensor& residual,
 // cos and sin [B, S, R / 2] have the first two dims of x.
 Tensor rotary_mul(const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t mode,
                   int64_t kernel) {
-  Placing placing(mesh_of({&x, &cos, &sin}), {x, cos, sin}, {x.sizes().vec()});
+  Placing placing("rotary_mul", mesh_of({&x, &cos, &sin}), {x, cos, sin}, {x.sizes().vec()});
   for (size_t axis = 0; axis < placing.num_axes(); ++axis) {
     const Placement now = placement_of(x, axis);
     if (in_rows(now, x)) {
@@ -74,7 +74,7 @@ Tensor rotary_mul(const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t
 
 // Elementwise: any dim may be cut.
 Tensor swiglu(const Tensor& gate, const Tensor& up, int64_t kernel) {
-  Placing placing(mesh_of({&gate, &up}), {gate, up}, {gate.sizes().vec()});
+  Placing placing("swiglu", mesh_of({&gate, &up}), {gate, up}, {gate.sizes().vec()});
   for (size_t axis = 0; axis < placing.num_axes(); ++axis) {
     const Placement of_gate = placement_of(gate, axis), of_up = placement_of(up, axis);
     const Placement now = of_gate.is_shard() ? of_gate : of_up;
@@ -106,7 +106,7 @@ Tensor look_up_slice(const Tensor& rows, const Tensor& ids, int64_t start) {
 Tensor embedding(const Tensor& weight, const Tensor& ids) {
   auto sizes = ids.sizes().vec();
   sizes.push_back(weight.size(1));
-  Placing placing(mesh_of({&weight, &ids}), {weight, ids}, {sizes});
+  Placing placing("embedding", mesh_of({&weight, &ids}), {weight, ids}, {sizes});
   for (size_t axis = 0; axis < placing.num_axes(); ++axis) {
     const Placement of_ids = placement_of(ids, axis), of_weight = placement_of(weight, axis);
     if (of_weight.is_shard(0)) {

@@ -9,6 +9,7 @@
 #include "longhaul/nn/profile_range.h"
 #include "longhaul/nn/recompute.h"
 #include "longhaul/ops/common.h"
+#include "longhaul/ops/cross_entropy/cross_entropy.h"
 
 namespace longhaul::deepseek_v3 {
 namespace {
@@ -107,6 +108,12 @@ void Model::add_head() {
 const nn::Linear& Model::lm_head() const {
   LONGHAUL_CHECK(lm_head_.has_value(), "this part of the model has no output projection");
   return *lm_head_;
+}
+
+Tensor Model::cross_entropy(const Tensor& hidden, const Tensor& labels) const {
+  return lm_head().hooked({hidden}, [&](const std::vector<Tensor>& x) {
+    return ops::linear_cross_entropy(x[0], lm_head().weight, labels, loss_kernel_);
+  });
 }
 
 ops::SavePolicy Model::save_policy() const {
@@ -212,7 +219,11 @@ Model::Stages Model::stages() {
   Stages stages{.embedding = embed_tokens_ ? &*embed_tokens_ : nullptr,
                 .norm = norm_ ? &*norm_ : nullptr};
   for (auto& block : layers_) stages.trunk.push_back(block.get());
-  for (auto& block : mtp_) stages.mtp.push_back(block.get());
+  for (auto& block : mtp_) {
+    stages.mtp.push_back(block.get());
+    if (auto* norm = block->own_norm()) stages.head.push_back(norm);
+  }
+  if (lm_head_) stages.head.push_back(&*lm_head_);
   return stages;
 }
 

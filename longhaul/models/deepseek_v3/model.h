@@ -86,21 +86,23 @@ class Model : public nn::Module {
   // [..., D] to [..., V].
   Tensor logits(const Tensor& hidden) const { return lm_head().forward(hidden); }
   const nn::Linear& lm_head() const;
-  // Of the cross-entropy over the output projection.
-  ops::Kernel loss_kernel() const { return loss_kernel_; }
+  // The sum of the labels' cross-entropies over the output projection (ops/cross_entropy). `hidden`
+  // [..., D] of forward(), `labels` [...].
+  Tensor cross_entropy(const Tensor& hidden, const Tensor& labels) const;
 
   // Routers by layer number; MTP modules count on after the last layer of the whole model.
   std::vector<std::pair<int64_t, Router*>> routers();
   // The routed experts of each layer that has some.
   std::vector<Experts*> experts();
 
-  // The parts that compute one after another: what is hooked (nn::Module::hooked) in forward(), in
-  // the order of the first use. Null: not in this part.
+  // The parts that compute one after another: what is hooked (nn::Module::hooked) in forward() and
+  // cross_entropy(), in the order of the first use. Null: not in this part.
   struct Stages {
     nn::Module* embedding = nullptr;
     std::vector<nn::Module*> trunk = {};  // blocks
-    nn::Module* norm = nullptr;           // the last norm, after which lm_head is used
+    nn::Module* norm = nullptr;           // the last norm
     std::vector<nn::Module*> mtp = {};    // blocks
+    std::vector<nn::Module*> head = {};   // MTP modules' own last norms, and lm_head
   };
   Stages stages();
 
