@@ -1,5 +1,6 @@
 // Training on corpora that are read as streams: the same rows whatever the number of ranks, an end
 // where the data end, held-out documents, mixtures.
+#include "longhaul/base/hash.h"
 #include "tests/cli/small_job.h"
 
 namespace longhaul {
@@ -123,6 +124,14 @@ TEST_F(StreamedTraining, AnotherTokenizerIsRefused) {
   expect_trained(go_on("3"));
   expect_trained(go_on(
       "4", {"--model.hf_assets_path", "other", "--checkpoint.exclude_from_loading", "dataloader"}));
+  // Checkpoints of earlier versions know no tokenizer.
+  const auto place = path("run/checkpoint/step-4/manifest.json");
+  auto manifest = nlohmann::json::parse(test::slurp(place));
+  ASSERT_EQ(manifest["trainer"].erase("tokenizer"), 1u);
+  manifest.erase("checksum");
+  manifest["checksum"] = hash_hex(manifest.dump());
+  spill(place, manifest.dump());
+  expect_trained(go_on("5"));
 }
 
 TEST_F(StreamedTraining, WhatIsBadIsToldAtTheEndAndListed) {
