@@ -54,8 +54,7 @@ Kind parse_kind(std::string_view text, std::string_view specification) {
   }
   fail_user(
       "LONGHAUL_FAULT '{}': '{}' is neither a number nor kill, hang, delay, delay-<ms>, wait, "
-      "throw, "
-      "enospc, einval, short, flip or rank-<number>",
+      "throw, enospc, einval, short, flip or rank-<number>",
       specification, text);
 }
 

@@ -9,8 +9,8 @@
 //   flip    a write stores one bit wrong           wait    the thread waits until Armed is gone
 //   einval  as if the system had no such call
 // A place that is not in kPlaces is an error. Nothing here belongs to what a user sees. The CMake
-// option LONGHAUL_FAULTS=OFF compiles all
-// places out; without a fault in sight a place costs one load and one branch.
+// option LONGHAUL_FAULTS=OFF compiles all places out; without a fault in sight a place costs one
+// load and one branch.
 #pragma once
 
 #include <string>
