@@ -7,14 +7,18 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <thread>
 
 #include "longhaul/base/file.h"
 #include "longhaul/base/log.h"
+#include "longhaul/base/text.h"
 
 namespace longhaul::fault {
 namespace {
@@ -35,6 +39,7 @@ struct Plan {
   std::string place;
   int nth = 1;
   Kind kind = Kind::kKill;
+  int delay_ms = 1000;
   bool on_this_rank = true;
 };
 
@@ -48,8 +53,8 @@ Kind parse_kind(std::string_view text, std::string_view specification) {
     if (text == name) return kind;
   }
   fail_user(
-      "LONGHAUL_FAULT '{}': '{}' is neither a number nor kill, hang, delay, wait, throw, enospc, "
-      "einval, short, flip or rank-<number>",
+      "LONGHAUL_FAULT '{}': '{}' is neither a number nor kill, hang, delay, delay-<ms>, wait, "
+      "throw, enospc, einval, short, flip or rank-<number>",
       specification, text);
 }
 
@@ -58,6 +63,16 @@ std::optional<int> parse_number(std::string_view text) {
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, number);
   return error == std::errc() && stop == end ? std::optional(number) : std::nullopt;
+}
+
+// Of "<prefix><number>".
+std::optional<int> number_after(std::string_view prefix, std::string_view text) {
+  return text.starts_with(prefix) ? parse_number(text.substr(prefix.size())) : std::nullopt;
+}
+
+bool is_known(std::string_view place) {
+  return place.starts_with("test.") ||
+         std::find(std::begin(kPlaces), std::end(kPlaces), place) != std::end(kPlaces);
 }
 
 // A process that is no rank counts as rank 0.
@@ -71,17 +86,22 @@ Plan parse_plan(std::string_view specification) {
   size_t colon = specification.find(':');
   plan.place = specification.substr(0, colon);
   if (plan.place.empty()) fail_user("LONGHAUL_FAULT '{}': it names no place", specification);
+  if (!is_known(plan.place)) {
+    fail_user("LONGHAUL_FAULT '{}': there is no place '{}'{}", specification, plan.place,
+              did_you_mean(plan.place, {std::begin(kPlaces), std::end(kPlaces)}));
+  }
   while (colon != std::string_view::npos) {
     const size_t begin = colon + 1;
     colon = specification.find(':', begin);
     const std::string_view part =
         specification.substr(begin, colon == std::string_view::npos ? colon : colon - begin);
-    constexpr std::string_view kRank = "rank-";
     if (const auto number = parse_number(part); number && *number > 0) {
       plan.nth = *number;
-    } else if (const auto rank = part.starts_with(kRank) ? parse_number(part.substr(kRank.size()))
-                                                         : std::nullopt) {
+    } else if (const auto rank = number_after("rank-", part)) {
       plan.on_this_rank = *rank == own_rank();
+    } else if (const auto delay_ms = number_after("delay-", part)) {
+      plan.kind = Kind::kDelay;
+      plan.delay_ms = *delay_ms;
     } else {
       plan.kind = parse_kind(part, specification);
     }
@@ -143,7 +163,7 @@ Order fire(const Plan& plan, int nth) {
       log::error("fault injection: visit {} of '{}' hangs", nth, plan.place);
       hang();
     case Kind::kDelay:
-      ::sleep(1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(plan.delay_ms));
       break;
     case Kind::kWait:
       wait_until_disarmed();
@@ -171,6 +191,7 @@ Order visit(std::string_view place) {
   if (!s.active.load(std::memory_order_relaxed)) [[likely]] {
     return {};
   }
+  LONGHAUL_CHECK(is_known(place), "'{}' is not in fault::kPlaces", place);
   std::unique_lock lock(s.mutex);
   auto found = s.visits.find(place);
   if (found == s.visits.end()) found = s.visits.emplace(place, 0).first;
@@ -192,6 +213,17 @@ void throw_errno(std::string_view place, int code) {
 }
 
 }  // namespace detail
+
+void announce() {
+  const char* specification = std::getenv("LONGHAUL_FAULT");
+  if (specification == nullptr || *specification == '\0') return;
+  if (!kCompiledIn) {
+    log::warn("LONGHAUL_FAULT is set, and does nothing: built with LONGHAUL_FAULTS=OFF");
+    return;
+  }
+  state();
+  if (own_rank() == 0) log::warn("LONGHAUL_FAULT is set: this program fails at {}", specification);
+}
 
 Armed::Armed(std::string_view specification) {
   State& s = state();

@@ -4,11 +4,13 @@
 // commas; of two for the same visit the first counts. Kinds:
 //   kill    SIGKILL to this process (default)      throw   fault::Injected
 //   hang    the thread waits for ever              enospc  as if the disk were full
-//   delay   the thread sleeps for a second         short   a write takes only half of the bytes
+//   delay   the thread sleeps for a second, or     short   a write takes only half of the bytes
+//           as delay-<ms> says
 //   flip    a write stores one bit wrong           wait    the thread waits until Armed is gone
 //   einval  as if the system had no such call
-// Nothing here belongs to what a user sees. The CMake option LONGHAUL_FAULTS=OFF compiles all
-// places out; without a fault in sight a place costs one load and one branch.
+// A place that is not in kPlaces is an error. Nothing here belongs to what a user sees. The CMake
+// option LONGHAUL_FAULTS=OFF compiles all places out; without a fault in sight a place costs one
+// load and one branch.
 #pragma once
 
 #include <string>
@@ -24,6 +26,19 @@
 namespace longhaul::fault {
 
 inline constexpr bool kCompiledIn = LONGHAUL_FAULTS != 0;
+
+// All that there are; those that begin with "test." are known as well.
+inline constexpr std::string_view kPlaces[] = {
+    "checkpoint.aside",    "checkpoint.begin",    "checkpoint.done",   "checkpoint.exchange",
+    "checkpoint.manifest", "checkpoint.purge",    "checkpoint.purged", "checkpoint.rename",
+    "checkpoint.renamed",  "checkpoint.replaced", "checkpoint.shard",  "checkpoint.tensor",
+    "file.rename",         "file.sync",           "file.sync_parent",  "file.write",
+    "hf_folder.index",     "hf_folder.rename",    "hf_folder.shard",   "hf_folder.tensor",
+    "train.step"};
+
+// Reads LONGHAUL_FAULT, and says in the log, of rank 0, that it is set. UserError if it is wrong.
+// Called by main before anything else.
+void announce();
 
 // What kind `throw` throws.
 class Injected : public Error {

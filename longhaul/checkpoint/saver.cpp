@@ -86,14 +86,19 @@ void Saver::goes_on_from(int64_t step) {
       job_->options.folder.string(), step, fmt::join(job_->others, ", "));
 }
 
-void Saver::save(const Snapshot& snapshot) {
-  const auto start = Clock::now();
-  LONGHAUL_CHECK(!job_->ended, "step {}: a save was given up before", snapshot.step);
+// After the save under way.
+void Saver::begin(int64_t step) {
+  LONGHAUL_CHECK(!job_->ended, "step {}: a save was given up before", step);
   collect();
   if (failure_) log::error("a checkpoint could not be saved: {}", *failure_);
   failure_.reset();
   job_->number += 1;
-  job_->step = snapshot.step;
+  job_->step = step;
+}
+
+void Saver::save(const Snapshot& snapshot) {
+  const auto start = Clock::now();
+  begin(snapshot.step);
   const SaveOptions options = job_->save_options();
   const bool at_once = job_->options.mode == AsyncMode::kDisabled;
   job_->saved = at_once ? snapshot : stage(snapshot, options, std::move(job_->saved));
@@ -105,6 +110,12 @@ void Saver::save(const Snapshot& snapshot) {
   if (!at_once) return;
   end_save();
   job_->saved = {};
+}
+
+void Saver::write_beside(int64_t step, std::function<void(const SaveOptions& options)> write) {
+  begin(step);
+  saving_.start([job = job_, write = std::move(write)] { write(job->save_options()); });
+  end_writing();
 }
 
 void Saver::Task::start(std::function<void()> action) {
@@ -130,8 +141,8 @@ bool Saver::wait_for(Task& task) {
   return true;
 }
 
-// Waits for the save under way and throws what it failed with.
-void Saver::end_save() {
+// Waits for what is being written and throws what it failed with.
+void Saver::end_writing() {
   if (!wait_for(saving_)) {
     job_->ended = true;
     throw UserError(job_->given_up_text());
@@ -141,6 +152,10 @@ void Saver::end_save() {
   } catch (const dtensor::CollectiveError& error) {
     job_->fail_lost(error.what());
   }
+}
+
+void Saver::end_save() {
+  end_writing();
   job_->others.erase(job_->step);
   start_purging();
 }

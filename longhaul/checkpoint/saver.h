@@ -51,6 +51,11 @@ class Saver {
   // finish(), on all ranks, and the next save may succeed.
   void save(const Snapshot& snapshot);
 
+  // The same for files of `step` in another form: `write` saves them, with these ranks and this
+  // progress, and the caller waits for it in any mode. A thread that is given up keeps `write`,
+  // which must own what it uses. Older checkpoints stay. Throws what `write` throws, too.
+  void write_beside(int64_t step, std::function<void(const SaveOptions& options)> write);
+
   // What became of a save that has ended since the last call, if it failed. Each is told once.
   std::optional<std::string> failure();
   // Waits for a save under way, and for the deletion of older ones. UserError if the last one
@@ -66,7 +71,9 @@ class Saver {
     void start(std::function<void()> action);
     bool under_way() const;
   };
+  void begin(int64_t step);
   bool wait_for(Task& task);
+  void end_writing();
   void end_save();
   void collect();
   void start_purging();

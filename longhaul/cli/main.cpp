@@ -9,6 +9,7 @@
 #include <exception>
 
 #include "longhaul/base/error.h"
+#include "longhaul/base/fault.h"
 #include "longhaul/base/log.h"
 #include "longhaul/base/text.h"
 #include "longhaul/cli/commands.h"
@@ -68,6 +69,7 @@ int run(int argc, char** argv) {
   CLI::App app{"longhaul: pre-training of DeepSeek-V3.2-style models on long sequences",
                "longhaul"};
   try {
+    fault::announce();
     add_commands(app);
     app.parse(argc, argv);
     flush_standard_output();

@@ -421,12 +421,19 @@ void Run::rescue_state() {
 }
 
 void Run::save_in_hf() {
-  const fs::path folder = hf_folder(config_, trainer_.progress().step);
-  export_hf(folder, trainer_.weights(export_dtype(config_)), trainer_.model().config(),
-            {.assets = config_.model.hf_assets_path,
-             .fp8 = exports_fp8(config_),
-             .replace = true,
-             .ranks = trainer_.dims().all.get()});
+  const int64_t step = trainer_.progress().step;
+  const fs::path folder = hf_folder(config_, step);
+  saver_->write_beside(step,
+                       [folder, weights = trainer_.weights(export_dtype(config_)),
+                        model = trainer_.model().config(), assets = config_.model.hf_assets_path,
+                        fp8 = exports_fp8(config_)](const checkpoint::SaveOptions& save) {
+                         export_hf(folder, weights, model,
+                                   {.assets = assets,
+                                    .fp8 = fp8,
+                                    .replace = true,
+                                    .ranks = save.ranks,
+                                    .progress = [&](int64_t, int64_t) { save.progress(); }});
+                       });
   log::info("Hugging Face folder in {}", folder.string());
 }
 

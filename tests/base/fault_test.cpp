@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 
 #include "longhaul/base/file.h"
 #include "tests/support/temp_folder.h"
@@ -64,26 +65,42 @@ TEST_F(Fault, KillIsTheDefault) {
 }
 
 TEST_F(Fault, SeveralAtOnce) {
-  const fault::Armed armed("a:2:einval,b:throw,a:2:throw");
-  EXPECT_EQ(fault::errno_at("a"), 0);
-  EXPECT_THROW(fault::at("b"), fault::Injected);
-  EXPECT_EQ(fault::errno_at("a"), EINVAL);
-  EXPECT_EQ(fault::errno_at("a"), 0);
+  const fault::Armed armed("test.a:2:einval,test.b:throw,test.a:2:throw");
+  EXPECT_EQ(fault::errno_at("test.a"), 0);
+  EXPECT_THROW(fault::at("test.b"), fault::Injected);
+  EXPECT_EQ(fault::errno_at("test.a"), EINVAL);
+  EXPECT_EQ(fault::errno_at("test.a"), 0);
 }
 
 TEST_F(Fault, BadSpecifications) {
-  EXPECT_THAT(error_of<UserError>([] { fault::Armed armed("a:explode"); }), HasSubstr("'explode'"));
-  EXPECT_THAT(error_of<UserError>([] { fault::Armed armed("a:0"); }), HasSubstr("'0'"));
+  EXPECT_THAT(error_of<UserError>([] { fault::Armed armed("test.a:explode"); }),
+              HasSubstr("'explode'"));
+  EXPECT_THAT(error_of<UserError>([] { fault::Armed armed("test.a:0"); }), HasSubstr("'0'"));
   EXPECT_THAT(error_of<UserError>([] { fault::Armed armed(":kill"); }), HasSubstr("no place"));
-  EXPECT_THAT(error_of<UserError>([] { fault::Armed armed("a,"); }), HasSubstr("no place"));
+  EXPECT_THAT(error_of<UserError>([] { fault::Armed armed("test.a,"); }), HasSubstr("no place"));
+}
+
+TEST_F(Fault, APlaceThatDoesNotExistIsNamed) {
+  EXPECT_THAT(error_of<UserError>([] { fault::Armed armed("checkpoint.manifets:1:kill"); }),
+              HasSubstr("no place 'checkpoint.manifets', did you mean 'checkpoint.manifest'?"));
+  const fault::Trace trace;
+  EXPECT_THAT(error_of<Error>([] { fault::at("nowhere"); }),
+              HasSubstr("'nowhere' is not in fault::kPlaces"));
+}
+
+TEST_F(Fault, ADelayTakesAsLongAsItSays) {
+  const fault::Armed armed("test.place:delay-30");
+  const auto start = std::chrono::steady_clock::now();
+  fault::at("test.place");
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(30));
 }
 
 TEST_F(Fault, TraceListsVisits) {
   const fault::Trace trace;
-  fault::at("a");
-  fault::at("b");
-  fault::at("a");
-  EXPECT_THAT(trace.visits(), ::testing::ElementsAre("a:1", "b:1", "a:2"));
+  fault::at("test.a");
+  fault::at("test.b");
+  fault::at("test.a");
+  EXPECT_THAT(trace.visits(), ::testing::ElementsAre("test.a:1", "test.b:1", "test.a:2"));
 }
 
 }  // namespace

@@ -289,6 +289,35 @@ TEST(Saver, AThreadThatHangsIsGivenUpWithRankSaveAndStep) {
   }
 }
 
+// Another form of a step: the caller waits in any mode, and is told what went wrong.
+TEST(Saver, WhatIsWrittenBesideHasTheSameLimit) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  dtensor::World world = dtensor::World::single();
+  for (const auto mode : {AsyncMode::kDisabled, AsyncMode::kCopy}) {
+    const TempFolder folder;
+    auto hasty = options(folder, mode);
+    hasty.timeout = std::chrono::milliseconds(100);
+    Saver saver(hasty, alone(world), world.shared_log());
+    saver.save(make_snapshot(1));
+    const fs::path file = folder / "beside";
+    const auto write = [file](const SaveOptions& save) {
+      FileWriter writer(file);
+      writer.write("text");
+      save.progress();
+      writer.finish();
+    };
+    saver.write_beside(1, write);
+    EXPECT_EQ(read_file(file), "text");
+    EXPECT_EQ(find_resumable(folder.path()), folder / "step-1");
+    EXPECT_EQ(error_of<UserError>(
+                  [&] { saver.write_beside(1, [](const SaveOptions&) { fail_user("no room"); }); }),
+              "no room");
+    const fault::Armed armed("file.sync:1:hang");
+    EXPECT_THAT(error_of<UserError>([&] { saver.write_beside(1, write); }),
+                HasSubstr("rank 0: save 4 (step 1): nothing was written to"));
+  }
+}
+
 int64_t resident_bytes() {
   std::ifstream in("/proc/self/statm");
   int64_t total = 0, resident = 0;

@@ -63,6 +63,27 @@ TEST_F(Durability, KilledInASave) {
   }
 }
 
+// The Hugging Face folder that the end of a run leaves is complete or absent, too.
+TEST_F(Durability, KilledInTheExport) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const Words job = {"--checkpoint.last_save_in_hf"};
+  expect_trained(train({"--checkpoint.last_save_in_hf", "--job.dump_folder", "whole"}));
+  for (const char* place :
+       {"hf_folder.tensor:9", "hf_folder.shard:1", "hf_folder.index:1", "hf_folder.rename:1"}) {
+    SCOPED_TRACE(place);
+    fs::remove_all(path("run"));
+    const auto result = train(job, {std::string("LONGHAUL_FAULT=") + place + ":kill"});
+    EXPECT_EQ(result.killed_by, SIGKILL) << result.err;
+    EXPECT_FALSE(fs::exists(path("run/checkpoint/step-6-hf")));
+    expect_goes_on_as_if_nothing_happened(job);
+    EXPECT_THAT(names_in("run/checkpoint"),
+                ::testing::UnorderedElementsAre("step-2", "step-4", "step-6", "step-6-hf"));
+    EXPECT_EQ(run({"checkpoint", "diff", "whole/checkpoint/step-6-hf", "run/checkpoint/step-6-hf"})
+                  .status,
+              0);
+  }
+}
+
 TEST_F(Durability, KilledBetweenSaves) {
   const Words job = {"--training.steps",      "200", "--training.seq_len", "16",
                      "--checkpoint.interval", "5",   "--validation.freq",  "50"};

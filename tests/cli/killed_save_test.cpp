@@ -2,6 +2,8 @@
 // and names it, and the same command goes on bit for bit from a checkpoint that is sound.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
 #include "longhaul/base/fault.h"
 #include "tests/cli/small_job.h"
 
@@ -15,15 +17,25 @@ using ::testing::HasSubstr;
 struct Kill {
   const char* point;
   bool published;  // whether the save is complete there
+  // Whether step 4 is there already, incomplete.
+  bool replaces() const { return std::string_view(point).starts_with("checkpoint.exchange"); }
 };
 
 constexpr Kill kKills[] = {
-    {"checkpoint.begin:1:kill:rank-0", false},  {"checkpoint.tensor:5:kill:rank-1", false},
-    {"file.write:3:kill:rank-3", false},        {"file.sync:1:kill:rank-2", false},
-    {"checkpoint.shard:1:kill:rank-2", false},  {"checkpoint.manifest:1:kill:rank-0", false},
-    {"checkpoint.rename:1:kill:rank-0", false}, {"checkpoint.renamed:1:kill:rank-0", true},
-    {"checkpoint.done:1:kill:rank-3", true},    {"checkpoint.purge:1:kill:rank-0", true},
-    {"checkpoint.purged:1:kill:rank-0", true}};
+    {"checkpoint.begin:1:kill:rank-0", false},
+    {"checkpoint.tensor:5:kill:rank-1", false},
+    {"file.write:3:kill:rank-3", false},
+    {"file.sync:1:kill:rank-2", false},
+    {"checkpoint.shard:1:kill:rank-2", false},
+    {"checkpoint.manifest:1:kill:rank-0", false},
+    {"checkpoint.rename:1:kill:rank-0", false},
+    {"checkpoint.renamed:1:kill:rank-0", true},
+    {"checkpoint.done:1:kill:rank-3", true},
+    {"checkpoint.purge:1:kill:rank-0", true},
+    {"checkpoint.purged:1:kill:rank-0", true},
+    {"checkpoint.exchange:1:kill:rank-0", false},
+    {"checkpoint.exchange:1:einval:rank-0,checkpoint.aside:1:kill:rank-0", false},
+    {"checkpoint.exchange:1:einval:rank-0,checkpoint.replaced:1:kill:rank-0", true}};
 constexpr Kill kFewKills[] = {{"checkpoint.tensor:5:kill:rank-1", false},
                               {"checkpoint.renamed:1:kill:rank-0", true}};
 // While training goes on.
@@ -71,10 +83,11 @@ class KilledSave : public SmallJob {
     SCOPED_TRACE(kill.point);
     fs::remove_all(path("run"));
     fs::copy(path("begun"), path("run"), fs::copy_options::recursive);
+    if (kill.replaces()) fs::create_directory(path("run/checkpoint/step-4"));
     const auto killed = train_on_four("run", more, {fmt::format("LONGHAUL_FAULT={}", kill.point)});
     EXPECT_EQ(killed.status, 1);
     EXPECT_THAT(killed.err, HasSubstr("was killed by signal 9"));
-    EXPECT_EQ(fs::exists(path("run/checkpoint/step-4")), kill.published);
+    EXPECT_EQ(fs::exists(path("run/checkpoint/step-4/manifest.json")), kill.published);
     expect_goes_on_from(kill.published ? 4 : 2, "run", more);
   }
 };
@@ -83,6 +96,16 @@ TEST_F(KilledSave, IsAsIfItHadNotBeen) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
   make_runs();
   for (const Kill& kill : kFewKills) expect_unharmed(kill);
+}
+
+TEST_F(KilledSave, KnowsEachPoint) {
+  for (const std::string_view place : fault::kPlaces) {
+    if (!place.starts_with("checkpoint.")) continue;
+    const auto here = [place = std::string(place) + ":"](const Kill& kill) {
+      return std::string_view(kill.point).find(place) != std::string_view::npos;
+    };
+    EXPECT_TRUE(std::any_of(std::begin(kKills), std::end(kKills), here)) << place;
+  }
 }
 
 // A minute for each few points: the slow part of this suite.

@@ -126,6 +126,26 @@ TEST_F(Ranks, TheFirstRanksWordsAreShownToo) {
                     HasSubstr("train.step"), HasSubstr("the other ranks were ended")));
 }
 
+TEST_F(Ranks, AFaultIsAnnouncedAndAMisspeltOneIsAnError) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const Words one_step = {"--training.steps", "1", "--validation.no_enable",
+                          "--checkpoint.no_enable"};
+  EXPECT_THAT(train(one_step, {"LONGHAUL_FAULT=train.step:7:kill"}).err,
+              HasSubstr("LONGHAUL_FAULT is set: this program fails at train.step:7:kill"));
+  expect_user_error(train(one_step, {"LONGHAUL_FAULT=train.stop:7:kill"}),
+                    {"there is no place 'train.stop', did you mean 'train.step'?"});
+}
+
+// The first step has the longer limit: a rank that comes late to it is waited for.
+TEST_F(Ranks, TheFirstStepHasTheLimitOfTheStart) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const auto result = train_on(2,
+                               {"--training.steps", "1", "--validation.no_enable",
+                                "--checkpoint.no_enable", "--comm.train_timeout_seconds", "1"},
+                               {"LONGHAUL_FAULT=train.step:1:delay-3000:rank-1"});
+  expect_trained(result);
+}
+
 TEST_F(Ranks, ARankThatHangsIsNamedAndTheRunEnds) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
   const auto result = train_with_fault("train.step:3:hang:rank-1", /*timeout_seconds=*/2);

@@ -3,6 +3,7 @@
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/tensor_file.h"
 #include "longhaul/config/write.h"
+#include "tests/support/log_capture.h"
 #include "tests/train/job_fixture.h"
 
 namespace longhaul::testing {
@@ -67,6 +68,25 @@ TEST(Run, WeightsWhoseSaveFailsLoseNoStep) {
     const fault::Armed armed("checkpoint.manifest:1:enospc");
     expect_rescued({"--checkpoint.async_mode", mode}, "cannot save step 1");
   }
+}
+
+// A step that takes a second gives the save beside it the time to fail.
+TEST(Run, ASaveThatFailsInTheBackgroundIsReportedAndTrainingGoesOn) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const GoldenJob job("hf_base", batches());
+  const test::LogCapture log;
+  const fault::Armed armed("checkpoint.manifest:1:enospc,train.step:2:delay-1000");
+  EXPECT_EQ(run(job.config({"--training.steps", "3", "--checkpoint.async_mode", "async",
+                            "--checkpoint.enable_first_step_checkpoint",
+                            "--checkpoint.last_save_model_only", "false"})),
+            train::Outcome::kFinished);
+  EXPECT_NE(log.text().find("a checkpoint could not be saved, and training goes on without it: "
+                            "cannot save step 1"),
+            std::string::npos)
+      << log.text();
+  const auto steps = checkpoint::list_steps(job.folder.path() / "run/checkpoint");
+  ASSERT_EQ(steps.size(), 1u);
+  EXPECT_EQ(steps[0].step, 3);
 }
 
 TEST(Run, AccumulationGivesTheGradientsOfTheWholeBatch) {
