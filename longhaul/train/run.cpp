@@ -397,7 +397,10 @@ void Run::save(bool last) {
     } else {
       saver_->save(trainer_.snapshot());
     }
-  } catch (const UserError&) {
+  } catch (const dtensor::CollectiveError&) {
+    throw;
+  } catch (const std::exception&) {
+    // On all ranks, of which only one may know more than that it failed.
     if (weights_only) rescue_state();
     throw;
   }
@@ -415,7 +418,7 @@ void Run::rescue_state() {
       log::info("the weights are not saved alone, but the whole state of step {} is",
                 trainer_.progress().step);
     }
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     log::error("step {} is lost: {}", trainer_.progress().step, error.what());
   }
 }

@@ -68,8 +68,7 @@ TEST_F(Durability, KilledInTheExport) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
   const Words job = {"--checkpoint.last_save_in_hf"};
   expect_trained(train({"--checkpoint.last_save_in_hf", "--job.dump_folder", "whole"}));
-  for (const char* place :
-       {"hf_folder.tensor:9", "hf_folder.shard:1", "hf_folder.index:1", "hf_folder.rename:1"}) {
+  for (const char* place : {"hf_folder.tensor:9", "hf_folder.rename:1"}) {
     SCOPED_TRACE(place);
     fs::remove_all(path("run"));
     const auto result = train(job, {std::string("LONGHAUL_FAULT=") + place + ":kill"});

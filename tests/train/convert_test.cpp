@@ -3,11 +3,13 @@
 
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <map>
 
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/dtensor/placement.h"
 #include "longhaul/models/deepseek_v3/hf_adapter.h"
+#include "longhaul/ops/cpu_allocator.h"
 #include "longhaul/train/hf_export.h"
 #include "longhaul/train/hf_import.h"
 #include "tests/support/log_capture.h"
@@ -427,6 +429,56 @@ TEST_F(Convert, ARunsTokenizerIsFoundFromElsewhere) {
   EXPECT_NO_THROW(convert(saved, "exported"));
   fs::current_path(here);
   EXPECT_TRUE(fs::exists(path("exported/generation_config.json")));
+}
+
+// hf_base with its last layer once more for each further one, as a Hugging Face folder.
+void write_layers(const fs::path& folder, int num_layers) {
+  Tensors weights = golden_weights("hf_base");
+  auto config = nlohmann::json::parse(golden_json("hf_base"));
+  const std::string last = "model.layers.3.";
+  for (const auto& [name, tensor] : golden_weights("hf_base")) {
+    if (!name.starts_with(last)) continue;
+    for (int i = 4; i < num_layers; ++i) {
+      weights[fmt::format("model.layers.{}.{}", i, name.substr(last.size()))] = tensor;
+    }
+  }
+  for (int i = 4; i < num_layers; ++i) {
+    for (const char* key : {"layer_types", "mlp_layer_types"})
+      config[key].push_back(config[key][3]);
+  }
+  config["num_hidden_layers"] = num_layers;
+  write_hf(folder, weights, config.dump());
+}
+
+// The most that tensors hold at once while it runs.
+int64_t most_bytes_of(const std::function<void()>& action) {
+  ops::restart_most_cpu_tensor_bytes();
+  const int64_t before = ops::most_cpu_tensor_bytes();
+  action();
+  return ops::most_cpu_tensor_bytes() - before;
+}
+
+// The weights grow by 3.5 MB; the largest tensor has 164 kB.
+TEST_F(Convert, TheMemoryOfManyLayersIsThatOfFew) {
+  ops::install_cpu_allocator();
+  const std::optional<at::ScalarType> same, fp8 = at::kFloat8_e4m3fn;
+  std::map<int, std::vector<int64_t>> most;  // by layers: there, back, and back as FP8
+  for (const int layers : {4, 12}) {
+    const std::string name = std::to_string(layers);
+    write_layers(path(name) / "theirs", layers);
+    const auto measure = [&](const char* from, const char* to,
+                             std::optional<at::ScalarType> dtype) {
+      most[layers].push_back(
+          most_bytes_of([&] { convert(path(name) / from, name + "/" + to, {.dtype = dtype}); }));
+    };
+    measure("theirs", "step-0", same);
+    measure("step-0", "back", same);
+    measure("step-0", "fp8", fp8);
+  }
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_GE(most[4][i], 163'840) << i;
+    EXPECT_LT(most[12][i] - most[4][i], 163'840) << i;
+  }
 }
 
 TEST_F(Convert, MistakesAreNamedAndNothingIsWritten) {

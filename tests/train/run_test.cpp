@@ -44,7 +44,7 @@ void expect_rescued(const Overrides& more, const std::string& error) {
   try {
     run(job.config(overrides));
     ADD_FAILURE() << "the weights were saved";
-  } catch (const UserError& failure) {
+  } catch (const Error& failure) {
     EXPECT_NE(std::string(failure.what()).find(error), std::string::npos) << failure.what();
   }
   const auto saved = checkpoint::find_resumable(job.folder.path() / "run/checkpoint");
@@ -65,8 +65,12 @@ TEST(Run, WeightsWhoseSaveFailsLoseNoStep) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
   for (const char* mode : {"disabled", "async"}) {
     SCOPED_TRACE(mode);
-    const fault::Armed armed("checkpoint.manifest:1:enospc");
-    expect_rescued({"--checkpoint.async_mode", mode}, "cannot save step 1");
+    {
+      const fault::Armed full_disk("checkpoint.manifest:1:enospc");
+      expect_rescued({"--checkpoint.async_mode", mode}, "cannot save step 1");
+    }
+    const fault::Armed unforeseen("checkpoint.shard:1:throw");
+    expect_rescued({"--checkpoint.async_mode", mode}, "fault injection");
   }
 }
 
