@@ -57,7 +57,7 @@ std::vector<Shard> cut_into_shards(const std::vector<safetensors::TensorInfo>& t
 
 std::vector<Shard> plan_shards(const Snapshot& snapshot, const SaveOptions& options) {
   const int ranks = options.ranks == nullptr ? 1 : options.ranks->size();
-  const bool shapes_only = ranks > 1 || snapshot.fetch;
+  const bool shapes_only = ranks > 1 || snapshot.fetch || !snapshot.parts.empty();
   std::vector<safetensors::TensorInfo> described;
   int64_t total = 0;
   for (const auto& [name, tensor] : snapshot.tensors) {

@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -350,8 +352,14 @@ TEST(Saver, MemoryStaysFlatOverFiftySaves) {
   }
 }
 
+// What is allocated, in all threads' arenas; how much of those is resident depends on the threads.
+int64_t allocated_bytes() {
+  const auto info = ::mallinfo2();
+  return static_cast<int64_t>(info.uordblks + info.hblkhd);
+}
+
 // The same of parts that go from rank to rank, of all ranks together: if each rank kept one of its
-// parts of each save, they would be more than three times the limit.
+// parts of each save, they would be more than ten times the limit.
 TEST(Saver, MemoryStaysFlatOverFiftySavesOfParts) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers keep freed memory";
@@ -374,12 +382,12 @@ TEST(Saver, MemoryStaysFlatOverFiftySavesOfParts) {
         if (snapshot.step != 5 && snapshot.step != 50) continue;
         saver.finish();
         training.barrier();
-        if (training.rank() == 0) (snapshot.step == 5 ? before : after) = resident_bytes();
+        if (training.rank() == 0) (snapshot.step == 5 ? before : after) = allocated_bytes();
         training.barrier();
       }
       saver.finish();
     });
-    EXPECT_LT(after - before, 2 * bytes) << "of " << bytes << " a save";
+    EXPECT_LT(after - before, bytes / 2) << "of " << bytes << " a save";
   }
 }
 
