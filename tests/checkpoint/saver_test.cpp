@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
-#include <malloc.h>
 #include <unistd.h>
 
 #include <atomic>
