@@ -45,14 +45,14 @@ std::vector<Part> deal_parts(const Sources& sources, uint64_t shard_bytes) {
   return parts;
 }
 
-// All that the shards depend on; a preparation goes on only where it is the same.
+// All that the shards depend on; a preparation goes on only where it is the same. Whether bad
+// documents are skipped is no part of it: that matters only to shards that have some (keep()).
 std::string plan_text(const Sources& sources, const Tokenizer& tokenizer,
                       const PrepareOptions& options, size_t num_parts) {
   nlohmann::ordered_json plan = {
       {"tokenizer", tokenizer.fingerprint()},
       {"text_field", options.documents.text_field},
       {"invalid_text", options.documents.on_invalid == InvalidText::kStop ? "stop" : "replace"},
-      {"bad_documents", options.documents.skip_bad ? "skip" : "error"},
       {"shard_bytes", options.shard_bytes},
       {"shards", num_parts},
       {"files", sources.files.size()}};
@@ -65,6 +65,13 @@ std::string plan_text(const Sources& sources, const Tokenizer& tokenizer,
   plan["files_xxh3_128"] = hash_hex(files);
   // A field's name that is not UTF-8 is one that no document has.
   return plan.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+// Earlier versions wrote down what happens to bad documents, too.
+bool is_same_plan(const std::string& found, const std::string& plan, const std::string& place) {
+  auto json = parse_json(found, place);
+  if (json.is_object()) json.erase("bad_documents");
+  return json == parse_json(plan, place);
 }
 
 // A folder of the corpus would then hold its own tokens.
@@ -181,7 +188,7 @@ class Preparation {
     const std::string plan = plan_text(sources_, tokenizer_, options_, parts_.size());
     const fs::path path = folder_ / kPreparedPlan;
     if (fs::exists(path)) {
-      if (read_file(path) == plan) return;
+      if (is_same_plan(read_file(path), plan, path.string())) return;
       fail_user(
           "'{}' holds a preparation of other files, of files that have changed, or with another "
           "tokenizer or other options; remove it, or choose another folder",
@@ -213,12 +220,14 @@ class Preparation {
     return folder_ / fmt::format("shard-{:05}.json", number);
   }
 
-  // Whether the shard is there from before, and sound.
+  // Whether the shard is there from before, and sound. One that left bad documents out is made
+  // anew, and so ends in an error, where they are not to be skipped.
   bool keep(size_t number) {
     const fs::path list = list_path(number);
     if (!fs::exists(list)) return false;
     shards_[number] =
         shard_from(parse_json(read_file(list), list.string()), folder_, list.string());
+    if (shards_[number].bad_documents > 0 && !options_.documents.skip_bad) return false;
     return is_sound(shards_[number]);
   }
 

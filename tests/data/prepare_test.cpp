@@ -126,7 +126,7 @@ TEST_F(Prepare, AgainIsDoneAtOnce) {
 
 TEST_F(Prepare, OtherInputIsRefused) {
   prepare_small();
-  EXPECT_THAT(user_error([&] { prepare_small({.documents = {.skip_bad = true}}); }),
+  EXPECT_THAT(user_error([&] { prepare_small({.documents = {.text_field = "other"}}); }),
               HasSubstr("holds a preparation of other files"));
   folder_.write("corpus/0", jsonl({"changed"}));
   EXPECT_THAT(user_error([&] { prepare_small(); }), HasSubstr("files that have changed"));
@@ -243,6 +243,25 @@ TEST_F(Prepare, BadFilesAndRowsAreCounted) {
   folder_.write("corpus/rows", "{\"text\": 1}\n" + jsonl({"good"}));
   EXPECT_EQ(prepare_small({.documents = {.skip_bad = true}}).bad_documents, 2);
   EXPECT_EQ(prepare_small({.documents = {.skip_bad = true}}).bad_documents, 2);
+}
+
+// What was made before the error is kept; and what left some out is not taken for whole.
+TEST_F(Prepare, GoesOnByLeavingOutWhatIsBad) {
+  folder_.write("corpus/rows", "{\"text\": 1}\n" + jsonl({"good"}));
+  const PrepareOptions error = {.num_threads = 1};
+  const PrepareOptions skip = {.documents = {.skip_bad = true}, .num_threads = 1};
+  EXPECT_THAT(user_error([&] { prepare_small(error); }), HasSubstr("rows:1: the field"));
+  auto result = prepare_small(skip);
+  EXPECT_EQ(result.kept_shards, 7u);  // those before it
+  EXPECT_EQ(result.bad_documents, 1);
+  EXPECT_THAT(user_error([&] { prepare_small(error); }), HasSubstr("rows:1: the field"));
+  // A plan of an earlier version.
+  auto plan = nlohmann::json::parse(read_file(tokens() / kPreparedPlan));
+  plan["bad_documents"] = "error";
+  std::ofstream(tokens() / kPreparedPlan) << plan;
+  result = prepare_small(skip);
+  EXPECT_EQ(result.kept_shards, 10u);
+  EXPECT_EQ(result.bad_documents, 1);
 }
 
 TEST_F(Prepare, StatisticsOfTextAndOfTokensAgree) {
