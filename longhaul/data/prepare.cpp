@@ -139,7 +139,7 @@ class Preparation {
       : tokenizer_(tokenizer),
         folder_(folder),
         options_(options),
-        listing_bad_(options.documents.skip_bad),
+        bad_(options.documents.skip_bad),
         sources_(list(paths)),
         parts_(deal_parts(sources_, options.shard_bytes)) {
     for (const auto& file : sources_.files) {
@@ -152,6 +152,7 @@ class Preparation {
   PrepareResult run() {
     claim();
     remove_leftovers("");
+    bad_.list_in(folder_ / "bad_documents.txt");
     result_.prepared.vocabulary = vocabulary_of(tokenizer_);
     shards_.resize(parts_.size());
     const auto threads = static_cast<size_t>(std::max(1, options_.num_threads));
@@ -161,6 +162,7 @@ class Preparation {
     for (size_t i = 0; i < parts_.size(); ++i) {
       if (kept[i]) {
         ++result_.kept_shards;
+        result_.bad_documents += shards_[i].bad_documents;
       } else {
         to_do_.push_back(i);
         total_ += parts_[i].disk_bytes;
@@ -174,7 +176,8 @@ class Preparation {
  private:
   Sources list(const std::string& paths) {
     refuse_inside(paths, folder_);
-    return list_sources(paths, options_.documents, listing_bad_);
+    bad_.hold_list();
+    return list_sources(paths, options_.documents, bad_);
   }
 
   // The folder is this preparation's, and no other process's now.
@@ -243,8 +246,7 @@ class Preparation {
 
   void make(size_t number) {
     const Part& part = parts_[number];
-    BadDocuments bad(options_.documents.skip_bad);
-    bad.list_in(folder_ / "bad_documents.txt");
+    BadDocuments bad(&bad_);
     ShardWriter writer(shard_path(number));
     Encoder encoder(tokenizer_);
     std::vector<int32_t> ids;
@@ -284,11 +286,8 @@ class Preparation {
 
   PrepareResult finish() {
     uint64_t documents = 0;
-    result_.bad_documents = listing_bad_.count();
-    for (const auto& shard : shards_) {
-      documents += shard.documents;
-      result_.bad_documents += shard.bad_documents;
-    }
+    for (const auto& shard : shards_) documents += shard.documents;
+    result_.bad_documents += bad_.count();
     if (documents == 0) fail_user("the corpus has no document with text in it");
     result_.prepared.shards = shards_;
     const fs::path manifest = folder_ / kPreparedManifest;
@@ -300,7 +299,7 @@ class Preparation {
   const Tokenizer& tokenizer_;
   const fs::path folder_;
   const PrepareOptions& options_;
-  BadDocuments listing_bad_;
+  BadDocuments bad_;  // of the listing and of the shards that are made
   const Sources sources_;
   const std::vector<Part> parts_;
   FileDescriptor lock_;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +11,7 @@
 #include "longhaul/base/file.h"
 #include "longhaul/data/statistics.h"
 #include "tests/data/corpus_files.h"
+#include "tests/support/log_capture.h"
 
 namespace longhaul::data {
 namespace {
@@ -241,8 +243,26 @@ TEST_F(Prepare, NamesThatAreNotUtf8) {
 TEST_F(Prepare, BadFilesAndRowsAreCounted) {
   folder_.write("corpus/cut.parquet", "PAR1 and then nothing");
   folder_.write("corpus/rows", "{\"text\": 1}\n" + jsonl({"good"}));
-  EXPECT_EQ(prepare_small({.documents = {.skip_bad = true}}).bad_documents, 2);
-  EXPECT_EQ(prepare_small({.documents = {.skip_bad = true}}).bad_documents, 2);
+  const fs::path list = tokens() / "bad_documents.txt";
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(prepare_small({.documents = {.skip_bad = true}}).bad_documents, 2);
+    const std::string listed = read_file(list);
+    EXPECT_THAT(listed, AllOf(HasSubstr("corpus/cut.parquet: "), HasSubstr("corpus/rows:1: ")));
+    EXPECT_EQ(std::count(listed.begin(), listed.end(), '\n'), 2);
+  }
+}
+
+// The first ten of all shards, not of each.
+TEST_F(Prepare, TheFirstBadDocumentsAreTold) {
+  for (int i = 0; i < 12; ++i) folder_.write("corpus/bad" + std::to_string(i), "{\"text\": 1}\n");
+  test::LogCapture log;
+  EXPECT_EQ(prepare_small({.documents = {.skip_bad = true}}).bad_documents, 12);
+  EXPECT_THAT(log.text(), HasSubstr("further ones are only counted"));
+  EXPECT_EQ(prepare_small({.documents = {.skip_bad = true}}).bad_documents, 12);
+  const std::string text = log.text(), told = ": left out";
+  size_t times = 0;
+  for (size_t at = text.find(told); at != std::string::npos; at = text.find(told, at + 1)) ++times;
+  EXPECT_EQ(times, 10u);
 }
 
 // What was made before the error is kept; and what left some out is not taken for whole.
