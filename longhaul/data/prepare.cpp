@@ -1,6 +1,7 @@
 #include "longhaul/data/prepare.h"
 
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <sys/file.h>
 
 #include <algorithm>
@@ -74,14 +75,31 @@ bool is_same_plan(const std::string& found, const std::string& plan, const std::
   return json == parse_json(plan, place);
 }
 
-// A folder of the corpus would then hold its own tokens.
+// Whether the glob can match `place`, which is absolute, or a folder that it lies in.
+bool can_reach(const std::string& glob, const fs::path& place) {
+  auto folder = place.begin();
+  for (const auto& pattern : fs::weakly_canonical(fs::absolute(glob))) {
+    if (pattern.empty()) continue;  // behind a '/' at the end
+    if (folder == place.end()) return false;
+    if (::fnmatch(pattern.c_str(), folder->c_str(), FNM_PERIOD) != 0) return false;
+    ++folder;
+  }
+  return true;
+}
+
+// A folder of the corpus would then hold its own tokens, now or once it is made.
 void refuse_inside(const std::string& paths, const fs::path& folder) {
   const fs::path place = fs::weakly_canonical(fs::absolute(folder));
+  const auto refuse = [&](const std::string& part) {
+    fail_user("'{}' lies inside the corpus '{}'; choose a folder outside", folder.string(), part);
+  };
   for (const auto& part : expand_paths(paths)) {
     if (!fs::is_directory(part)) continue;
     const fs::path inside = place.lexically_relative(fs::canonical(part));
-    if (inside.empty() || *inside.begin() == "..") continue;
-    fail_user("'{}' lies inside the corpus '{}'; choose a folder outside", folder.string(), part);
+    if (!inside.empty() && *inside.begin() != "..") refuse(part);
+  }
+  for (const auto& part : split_paths(paths)) {
+    if (!fs::exists(part) && can_reach(part, place)) refuse(part);
   }
 }
 

@@ -234,6 +234,26 @@ TEST_F(Prepare, TheOutputIsNoPartOfTheInput) {
   EXPECT_FALSE(fs::exists(folder_.path() / "corpus/tokens"));
 }
 
+// Also where a glob would match the output only once it is there.
+TEST_F(Prepare, TheOutputIsNotWhatAGlobMatches) {
+  const auto error = [&](const std::string& glob, const std::string& output) {
+    return user_error([&] {
+      prepare((folder_.path() / glob).string(), bytes_tokenizer(), folder_.path() / output, {});
+    });
+  };
+  EXPECT_THAT(error("corpus/*", "corpus/tokens"), HasSubstr("inside the corpus"));
+  EXPECT_THAT(error("corpus/*", "corpus/new/tokens"), HasSubstr("inside the corpus"));
+  EXPECT_THAT(error("c*/[t-v]*", "corpus/../corpus/tokens"), HasSubstr("inside the corpus"));
+  EXPECT_FALSE(fs::exists(folder_.path() / "corpus/tokens"));
+  const auto num_shards = [&](const std::string& glob, const std::string& output) {
+    const std::string paths = (folder_.path() / glob).string();
+    return prepare(paths, bytes_tokenizer(), folder_.path() / output, {}).prepared.shards.size();
+  };
+  EXPECT_EQ(num_shards("corpus/*", "corpus7"), 1u);
+  EXPECT_EQ(num_shards("corpus/*", "corpus/.tokens"), 1u);
+  EXPECT_EQ(num_shards("corpus/[0-9]", "corpus/tokens"), 1u);
+}
+
 TEST_F(Prepare, NamesThatAreNotUtf8) {
   folder_.write("corpus/\xE9", "named in Latin 1");
   EXPECT_EQ(prepare_small().kept_shards, 0u);
