@@ -37,6 +37,12 @@ std::string take_text(std::string_view text, InvalidText on_invalid, Document& d
 void BadDocuments::list_in(std::filesystem::path file) {
   const std::lock_guard lock(mutex_);
   list_path_ = std::move(file);
+  if (held_) append_held();
+}
+
+void BadDocuments::hold_list() {
+  const std::lock_guard lock(mutex_);
+  held_.emplace();
 }
 
 void BadDocuments::end_list() {
@@ -60,7 +66,22 @@ void BadDocuments::append(const std::string& line) {
   list_path_.reset();
 }
 
+void BadDocuments::append_held() {
+  const std::string there =
+      "\n" + (std::filesystem::exists(*list_path_) ? read_file(*list_path_) : "");
+  for (const auto& line : *held_) {
+    if (list_path_ && there.find("\n" + line) == std::string::npos) append(line);
+  }
+  held_.reset();
+}
+
 void BadDocuments::add(const Place& place, const std::string& reason, const Place& cheap_place) {
+  if (all_) {
+    all_->add(place, reason, cheap_place);
+    const std::lock_guard lock(mutex_);
+    ++count_;
+    return;
+  }
   if (!skip_) {
     fail_user(
         "{}: {}; correct it, or have such documents left out: training.bad_documents = \"skip\", "
@@ -83,7 +104,13 @@ void BadDocuments::add(const Place& place, const std::string& reason, const Plac
     log::warn("{} bad documents are left out so far", with_commas(number));
   }
   const std::lock_guard lock(mutex_);
-  if (list_path_) append(fmt::format("{}: {}\n", cheap_place ? cheap_place() : place(), reason));
+  if (!list_path_ && !held_) return;
+  const std::string line = fmt::format("{}: {}\n", cheap_place ? cheap_place() : place(), reason);
+  if (held_) {
+    held_->push_back(line);
+  } else {
+    append(line);
+  }
 }
 
 void BadDocuments::go_back_to(int64_t count) {

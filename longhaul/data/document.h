@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "longhaul/base/file.h"
 #include "longhaul/data/text_file.h"
@@ -47,10 +48,15 @@ class BadDocuments {
   // `most`: so many are a UserError in any case.
   explicit BadDocuments(bool skip, int64_t most = std::numeric_limits<int64_t>::max())
       : skip_(skip), most_(most) {}
+  // Of a part: it has its own count, and all else is done by `all`, which counts them, too.
+  explicit BadDocuments(BadDocuments* all) : BadDocuments(all->skip_) { all_ = all; }
 
   // Each one is a line "place: reason" at the end of `file`, too, until end_list(): what is read
   // again is not to stand there again. Where the file cannot be written a warning says so.
   void list_in(std::filesystem::path file);
+  // From now on lines are held until list_in(), which writes those that the file does not hold yet:
+  // for documents that are found before there is a place for the file.
+  void hold_list();
   void end_list();
 
   using Place = std::function<std::string()>;
@@ -65,13 +71,16 @@ class BadDocuments {
 
  private:
   void append(const std::string& line);
+  void append_held();
 
   const bool skip_;
   const int64_t most_;
+  BadDocuments* all_ = nullptr;
   mutable std::mutex mutex_;
   int64_t count_ = 0;
   std::string first_;
   std::optional<std::filesystem::path> list_path_;
+  std::optional<std::vector<std::string>> held_;
   FileDescriptor list_;  // open from the first one on
 };
 

@@ -69,6 +69,7 @@ class Lines {
 
  private:
   bool take(Line& line, size_t length, size_t with_end) {
+    line.too_long = line.too_long || length > kLongestLine;
     if (!line.too_long) line.text = {buffer_.data() + at_, length};
     at_ += with_end;
     position_ += with_end;

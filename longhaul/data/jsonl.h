@@ -14,8 +14,9 @@ class parser;
 
 namespace longhaul::data {
 
-// Lines of at most this many bytes; a longer one is a bad document.
-inline constexpr size_t kLongestLine = size_t{256} << 20;
+// Lines of at most this many bytes; a longer one is a bad document. On its way to ids a line takes
+// 15 to 32 times its size in memory.
+inline constexpr size_t kLongestLine = size_t{32} << 20;
 
 std::unique_ptr<DocumentReader> open_jsonl(const SourceFile& file, const Unit& unit,
                                            const DocumentOptions& options, BadDocuments& bad);

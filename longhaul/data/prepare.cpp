@@ -1,6 +1,7 @@
 #include "longhaul/data/prepare.h"
 
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <sys/file.h>
 
 #include <algorithm>
@@ -45,14 +46,14 @@ std::vector<Part> deal_parts(const Sources& sources, uint64_t shard_bytes) {
   return parts;
 }
 
-// All that the shards depend on; a preparation goes on only where it is the same.
+// All that the shards depend on; a preparation goes on only where it is the same. Whether bad
+// documents are skipped is no part of it: that matters only to shards that have some (keep()).
 std::string plan_text(const Sources& sources, const Tokenizer& tokenizer,
                       const PrepareOptions& options, size_t num_parts) {
   nlohmann::ordered_json plan = {
       {"tokenizer", tokenizer.fingerprint()},
       {"text_field", options.documents.text_field},
       {"invalid_text", options.documents.on_invalid == InvalidText::kStop ? "stop" : "replace"},
-      {"bad_documents", options.documents.skip_bad ? "skip" : "error"},
       {"shard_bytes", options.shard_bytes},
       {"shards", num_parts},
       {"files", sources.files.size()}};
@@ -67,14 +68,38 @@ std::string plan_text(const Sources& sources, const Tokenizer& tokenizer,
   return plan.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-// A folder of the corpus would then hold its own tokens.
+// Earlier versions wrote down what happens to bad documents, too.
+bool is_same_plan(const std::string& found, const std::string& plan, const std::string& place) {
+  auto json = parse_json(found, place);
+  if (json.is_object()) json.erase("bad_documents");
+  return json == parse_json(plan, place);
+}
+
+// Whether the glob can match `place`, which is absolute, or a folder that it lies in.
+bool can_reach(const std::string& glob, const fs::path& place) {
+  auto folder = place.begin();
+  for (const auto& pattern : fs::weakly_canonical(fs::absolute(glob))) {
+    if (pattern.empty()) continue;  // behind a '/' at the end
+    if (folder == place.end()) return false;
+    if (::fnmatch(pattern.c_str(), folder->c_str(), FNM_PERIOD) != 0) return false;
+    ++folder;
+  }
+  return true;
+}
+
+// A folder of the corpus would then hold its own tokens, now or once it is made.
 void refuse_inside(const std::string& paths, const fs::path& folder) {
   const fs::path place = fs::weakly_canonical(fs::absolute(folder));
+  const auto refuse = [&](const std::string& part) {
+    fail_user("'{}' lies inside the corpus '{}'; choose a folder outside", folder.string(), part);
+  };
   for (const auto& part : expand_paths(paths)) {
     if (!fs::is_directory(part)) continue;
     const fs::path inside = place.lexically_relative(fs::canonical(part));
-    if (inside.empty() || *inside.begin() == "..") continue;
-    fail_user("'{}' lies inside the corpus '{}'; choose a folder outside", folder.string(), part);
+    if (!inside.empty() && *inside.begin() != "..") refuse(part);
+  }
+  for (const auto& part : split_paths(paths)) {
+    if (!fs::exists(part) && can_reach(part, place)) refuse(part);
   }
 }
 
@@ -132,7 +157,7 @@ class Preparation {
       : tokenizer_(tokenizer),
         folder_(folder),
         options_(options),
-        listing_bad_(options.documents.skip_bad),
+        bad_(options.documents.skip_bad),
         sources_(list(paths)),
         parts_(deal_parts(sources_, options.shard_bytes)) {
     for (const auto& file : sources_.files) {
@@ -145,6 +170,7 @@ class Preparation {
   PrepareResult run() {
     claim();
     remove_leftovers("");
+    bad_.list_in(folder_ / "bad_documents.txt");
     result_.prepared.vocabulary = vocabulary_of(tokenizer_);
     shards_.resize(parts_.size());
     const auto threads = static_cast<size_t>(std::max(1, options_.num_threads));
@@ -154,6 +180,7 @@ class Preparation {
     for (size_t i = 0; i < parts_.size(); ++i) {
       if (kept[i]) {
         ++result_.kept_shards;
+        result_.bad_documents += shards_[i].bad_documents;
       } else {
         to_do_.push_back(i);
         total_ += parts_[i].disk_bytes;
@@ -167,7 +194,8 @@ class Preparation {
  private:
   Sources list(const std::string& paths) {
     refuse_inside(paths, folder_);
-    return list_sources(paths, options_.documents, listing_bad_);
+    bad_.hold_list();
+    return list_sources(paths, options_.documents, bad_);
   }
 
   // The folder is this preparation's, and no other process's now.
@@ -181,7 +209,7 @@ class Preparation {
     const std::string plan = plan_text(sources_, tokenizer_, options_, parts_.size());
     const fs::path path = folder_ / kPreparedPlan;
     if (fs::exists(path)) {
-      if (read_file(path) == plan) return;
+      if (is_same_plan(read_file(path), plan, path.string())) return;
       fail_user(
           "'{}' holds a preparation of other files, of files that have changed, or with another "
           "tokenizer or other options; remove it, or choose another folder",
@@ -213,12 +241,14 @@ class Preparation {
     return folder_ / fmt::format("shard-{:05}.json", number);
   }
 
-  // Whether the shard is there from before, and sound.
+  // Whether the shard is there from before, and sound. One that left bad documents out is made
+  // anew, and so ends in an error, where they are not to be skipped.
   bool keep(size_t number) {
     const fs::path list = list_path(number);
     if (!fs::exists(list)) return false;
     shards_[number] =
         shard_from(parse_json(read_file(list), list.string()), folder_, list.string());
+    if (shards_[number].bad_documents > 0 && !options_.documents.skip_bad) return false;
     return is_sound(shards_[number]);
   }
 
@@ -234,8 +264,7 @@ class Preparation {
 
   void make(size_t number) {
     const Part& part = parts_[number];
-    BadDocuments bad(options_.documents.skip_bad);
-    bad.list_in(folder_ / "bad_documents.txt");
+    BadDocuments bad(&bad_);
     ShardWriter writer(shard_path(number));
     Encoder encoder(tokenizer_);
     std::vector<int32_t> ids;
@@ -275,11 +304,8 @@ class Preparation {
 
   PrepareResult finish() {
     uint64_t documents = 0;
-    result_.bad_documents = listing_bad_.count();
-    for (const auto& shard : shards_) {
-      documents += shard.documents;
-      result_.bad_documents += shard.bad_documents;
-    }
+    for (const auto& shard : shards_) documents += shard.documents;
+    result_.bad_documents += bad_.count();
     if (documents == 0) fail_user("the corpus has no document with text in it");
     result_.prepared.shards = shards_;
     const fs::path manifest = folder_ / kPreparedManifest;
@@ -291,7 +317,7 @@ class Preparation {
   const Tokenizer& tokenizer_;
   const fs::path folder_;
   const PrepareOptions& options_;
-  BadDocuments listing_bad_;
+  BadDocuments bad_;  // of the listing and of the shards that are made
   const Sources sources_;
   const std::vector<Part> parts_;
   FileDescriptor lock_;

@@ -28,8 +28,8 @@ struct PrepareResult {
 
 // Makes `folder`, or goes on with what the same preparation has left there and what is as its
 // checksum says; when all is there it only says what is. UserError if the folder holds something
-// else, also a preparation of other files or with other options, if it lies inside the corpus, or
-// if another process prepares it now; and for what of the corpus cannot be read.
+// else, also a preparation of other files or with other options than skip_bad, if it lies inside
+// the corpus, or if another process prepares it now; and for what of the corpus cannot be read.
 PrepareResult prepare(const std::string& paths, const Tokenizer& tokenizer,
                       const std::filesystem::path& folder, const PrepareOptions& options);
 

@@ -163,6 +163,21 @@ TEST(BadDocuments, ThatAreNotToldCostNothing) {
               HasSubstr("the first 3 documents are all bad (a:0: no text)"));
 }
 
+// It would take many times its size in memory. One byte more than is allowed, and a lot more.
+TEST(Documents, OfALineThatIsTooLongAreBad) {
+  const TemporaryFolder folder;
+  test::LogCapture log;
+  const size_t frame = jsonl({""}).size() - 1;  // without the line's end
+  const std::string over(kLongestLine + 1 - frame, 'x'), far_over(kLongestLine + (4 << 20), 'x');
+  const auto path = folder.write("rows", jsonl({"before", over, "between", far_over, "after"}));
+  BadDocuments bad(true);
+  EXPECT_THAT(read_texts(path, {}, bad), ElementsAre("before", "between", "after"));
+  EXPECT_EQ(bad.count(), 2);
+  EXPECT_THAT(log.text(),
+              AllOf(HasSubstr("/rows:2: the line is longer than 33554432 bytes: left out"),
+                    HasSubstr("/rows:4: the line is longer than")));
+}
+
 // Every bad row is to be found again, at no cost of time.
 TEST(BadDocuments, AreListedByFileAndRowOrByte) {
   const TemporaryFolder folder;

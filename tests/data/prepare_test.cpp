@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +11,7 @@
 #include "longhaul/base/file.h"
 #include "longhaul/data/statistics.h"
 #include "tests/data/corpus_files.h"
+#include "tests/support/log_capture.h"
 
 namespace longhaul::data {
 namespace {
@@ -126,7 +128,7 @@ TEST_F(Prepare, AgainIsDoneAtOnce) {
 
 TEST_F(Prepare, OtherInputIsRefused) {
   prepare_small();
-  EXPECT_THAT(user_error([&] { prepare_small({.documents = {.skip_bad = true}}); }),
+  EXPECT_THAT(user_error([&] { prepare_small({.documents = {.text_field = "other"}}); }),
               HasSubstr("holds a preparation of other files"));
   folder_.write("corpus/0", jsonl({"changed"}));
   EXPECT_THAT(user_error([&] { prepare_small(); }), HasSubstr("files that have changed"));
@@ -232,6 +234,26 @@ TEST_F(Prepare, TheOutputIsNoPartOfTheInput) {
   EXPECT_FALSE(fs::exists(folder_.path() / "corpus/tokens"));
 }
 
+// Also where a glob would match the output only once it is there.
+TEST_F(Prepare, TheOutputIsNotWhatAGlobMatches) {
+  const auto error = [&](const std::string& glob, const std::string& output) {
+    return user_error([&] {
+      prepare((folder_.path() / glob).string(), bytes_tokenizer(), folder_.path() / output, {});
+    });
+  };
+  EXPECT_THAT(error("corpus/*", "corpus/tokens"), HasSubstr("inside the corpus"));
+  EXPECT_THAT(error("corpus/*", "corpus/new/tokens"), HasSubstr("inside the corpus"));
+  EXPECT_THAT(error("c*/[t-v]*", "corpus/../corpus/tokens"), HasSubstr("inside the corpus"));
+  EXPECT_FALSE(fs::exists(folder_.path() / "corpus/tokens"));
+  const auto num_shards = [&](const std::string& glob, const std::string& output) {
+    const std::string paths = (folder_.path() / glob).string();
+    return prepare(paths, bytes_tokenizer(), folder_.path() / output, {}).prepared.shards.size();
+  };
+  EXPECT_EQ(num_shards("corpus/*", "corpus7"), 1u);
+  EXPECT_EQ(num_shards("corpus/*", "corpus/.tokens"), 1u);
+  EXPECT_EQ(num_shards("corpus/[0-9]", "corpus/tokens"), 1u);
+}
+
 TEST_F(Prepare, NamesThatAreNotUtf8) {
   folder_.write("corpus/\xE9", "named in Latin 1");
   EXPECT_EQ(prepare_small().kept_shards, 0u);
@@ -241,8 +263,45 @@ TEST_F(Prepare, NamesThatAreNotUtf8) {
 TEST_F(Prepare, BadFilesAndRowsAreCounted) {
   folder_.write("corpus/cut.parquet", "PAR1 and then nothing");
   folder_.write("corpus/rows", "{\"text\": 1}\n" + jsonl({"good"}));
-  EXPECT_EQ(prepare_small({.documents = {.skip_bad = true}}).bad_documents, 2);
-  EXPECT_EQ(prepare_small({.documents = {.skip_bad = true}}).bad_documents, 2);
+  const fs::path list = tokens() / "bad_documents.txt";
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(prepare_small({.documents = {.skip_bad = true}}).bad_documents, 2);
+    const std::string listed = read_file(list);
+    EXPECT_THAT(listed, AllOf(HasSubstr("corpus/cut.parquet: "), HasSubstr("corpus/rows:1: ")));
+    EXPECT_EQ(std::count(listed.begin(), listed.end(), '\n'), 2);
+  }
+}
+
+// The first ten of all shards, not of each.
+TEST_F(Prepare, TheFirstBadDocumentsAreTold) {
+  for (int i = 0; i < 12; ++i) folder_.write("corpus/bad" + std::to_string(i), "{\"text\": 1}\n");
+  test::LogCapture log;
+  EXPECT_EQ(prepare_small({.documents = {.skip_bad = true}}).bad_documents, 12);
+  EXPECT_THAT(log.text(), HasSubstr("further ones are only counted"));
+  EXPECT_EQ(prepare_small({.documents = {.skip_bad = true}}).bad_documents, 12);
+  const std::string text = log.text(), told = ": left out";
+  size_t times = 0;
+  for (size_t at = text.find(told); at != std::string::npos; at = text.find(told, at + 1)) ++times;
+  EXPECT_EQ(times, 10u);
+}
+
+// What was made before the error is kept; and what left some out is not taken for whole.
+TEST_F(Prepare, GoesOnByLeavingOutWhatIsBad) {
+  folder_.write("corpus/rows", "{\"text\": 1}\n" + jsonl({"good"}));
+  const PrepareOptions error = {.num_threads = 1};
+  const PrepareOptions skip = {.documents = {.skip_bad = true}, .num_threads = 1};
+  EXPECT_THAT(user_error([&] { prepare_small(error); }), HasSubstr("rows:1: the field"));
+  auto result = prepare_small(skip);
+  EXPECT_EQ(result.kept_shards, 7u);  // those before it
+  EXPECT_EQ(result.bad_documents, 1);
+  EXPECT_THAT(user_error([&] { prepare_small(error); }), HasSubstr("rows:1: the field"));
+  // A plan of an earlier version.
+  auto plan = nlohmann::json::parse(read_file(tokens() / kPreparedPlan));
+  plan["bad_documents"] = "error";
+  std::ofstream(tokens() / kPreparedPlan) << plan;
+  result = prepare_small(skip);
+  EXPECT_EQ(result.kept_shards, 10u);
+  EXPECT_EQ(result.bad_documents, 1);
 }
 
 TEST_F(Prepare, StatisticsOfTextAndOfTokensAgree) {
