@@ -92,6 +92,19 @@ TEST_F(Report, WhatARunHasNot) {
   EXPECT_EQ(found["starts"], json::array());
 }
 
+// No point is drawn, but the run's last loss is not the last finite one.
+TEST_F(Report, TheLastLossIsThatOfTheLastStep) {
+  std::vector<StepMetrics> steps = {test::small_step(1), test::small_step(2)};
+  steps[1].lm_loss = -NAN;
+  steps[1].grad_norm = INFINITY;
+  test::write_run(folder_ / "run", steps);
+  const json found = data();
+  EXPECT_EQ(found["figures"]["lm_loss"],
+            json::parse(R"({"points": [[1, 4.5]], "count": 1, "last": "nan", "mean": 4.5,
+                            "median": 4.5})"));
+  EXPECT_EQ(found["figures"]["grad_norm"]["last"], "inf");
+}
+
 TEST_F(Report, ALongRunIsThinnedAndKeepsItsSpikes) {
   std::vector<StepMetrics> steps;
   for (int64_t step = 1; step <= 20'000; ++step) {
