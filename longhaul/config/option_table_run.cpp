@@ -25,7 +25,7 @@ void add_profiling(std::vector<Option>& table) {
   profiling.key("enable_profiling", &S::enable_profiling,
                 "Record Chrome traces, and print where the time of a step went.");
   profiling.key("save_traces_folder", &S::save_traces_folder,
-                "Folder of the traces, under dump_folder.");
+                "Folder of the traces, under dump_folder; rank 0 alone leaves some.");
   profiling.key("profile_freq", &S::profile_freq, "Steps from one trace to the next.", at_least(1));
   profiling.key("profiler_active", &S::profiler_active, "Steps in a trace.", at_least(1));
   profiling.key("profiler_warmup", &S::profiler_warmup, "Steps observed but not kept before one.",
@@ -33,7 +33,7 @@ void add_profiling(std::vector<Option>& table) {
   profiling.key("enable_memory_snapshot", &S::enable_memory_snapshot,
                 "Record which operators hold the memory of a step, over its time and at its peak.");
   profiling.key("save_memory_snapshot_folder", &S::save_memory_snapshot_folder,
-                "Folder of the snapshots, under dump_folder.");
+                "Folder of the snapshots, under dump_folder; rank 0 alone leaves some.");
 }
 
 void add_metrics(std::vector<Option>& table) {

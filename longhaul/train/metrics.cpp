@@ -19,6 +19,9 @@ nlohmann::ordered_json number(double value) {
   return value;
 }
 
+// For fmt, which prints a NaN's sign.
+double unsigned_nan(double value) { return std::isnan(value) ? std::abs(value) : value; }
+
 // The object of a line that to_json wrote; nothing for a torn or foreign one.
 std::optional<nlohmann::json> parse_line(const std::string& line, const std::string& step_key) {
   auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
@@ -146,17 +149,20 @@ nlohmann::ordered_json to_json(const StepMetrics& m) {
 
 std::string to_line(const StepMetrics& m, int64_t steps, double seconds_left) {
   std::string line = fmt::format("step {:>{}}/{}  loss {:.4f}", m.step,
-                                 std::to_string(steps).size(), steps, m.loss);
-  if (m.loss != m.lm_loss) line += fmt::format("  lm {:.4f}", m.lm_loss);
-  if (!m.indexer_loss_per_layer.empty()) line += fmt::format("  indexer {:.3g}", m.indexer_loss);
-  line += fmt::format("  grad {:.3f}  lr {:.2e}  {} tokens/s  mfu {:.0f}%  {}", m.grad_norm, m.lr,
-                      with_commas(std::llround(m.tokens_per_second)), 100 * m.mfu,
-                      human_bytes(static_cast<double>(m.memory_peak_bytes)));
+                                 std::to_string(steps).size(), steps, unsigned_nan(m.loss));
+  if (m.loss != m.lm_loss) line += fmt::format("  lm {:.4f}", unsigned_nan(m.lm_loss));
+  if (!m.indexer_loss_per_layer.empty()) {
+    line += fmt::format("  indexer {:.3g}", unsigned_nan(m.indexer_loss));
+  }
+  line +=
+      fmt::format("  grad {:.3f}  lr {:.2e}  {} tokens/s  mfu {:.0f}%  {}",
+                  unsigned_nan(m.grad_norm), m.lr, with_commas(std::llround(m.tokens_per_second)),
+                  100 * m.mfu, human_bytes(static_cast<double>(m.memory_peak_bytes)));
   if (!m.comm.empty()) line += fmt::format("  comm {:.0f}%", 100 * m.comm_wait_share);
   if (m.validation) {
-    line += fmt::format("  validation {:.4f}", m.validation->loss);
+    line += fmt::format("  validation {:.4f}", unsigned_nan(m.validation->loss));
     if (m.validation->bits_per_byte) {
-      line += fmt::format(" ({:.3f} bits/byte)", *m.validation->bits_per_byte);
+      line += fmt::format(" ({:.3f} bits/byte)", unsigned_nan(*m.validation->bits_per_byte));
     }
   }
   if (m.skipped) line += "  not finite: skipped";
@@ -164,7 +170,7 @@ std::string to_line(const StepMetrics& m, int64_t steps, double seconds_left) {
 }
 
 std::string short_line(const StepMetrics& m, double seconds_left) {
-  return fmt::format("loss {:.4f}, {} tokens/s, {}, {} left", m.loss,
+  return fmt::format("loss {:.4f}, {} tokens/s, {}, {} left", unsigned_nan(m.loss),
                      with_commas(std::llround(m.tokens_per_second)),
                      human_bytes(static_cast<double>(m.memory_peak_bytes)),
                      human_seconds(seconds_left));

@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <map>
 #include <set>
@@ -105,6 +107,11 @@ deepseek_v3::Batch batch_of_one_document(int64_t rows, int64_t seq_len, int64_t 
   return deepseek_v3::prepare_batch(ids, ids, positions, seq_len);
 }
 
+void create_writable(const std::filesystem::path& folder) {
+  create_folders(folder);
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) fail_file("write into", folder, errno);
+}
+
 }  // namespace
 
 std::string to_table(const StepProfile& profile, double host_seconds) {
@@ -138,8 +145,8 @@ std::string to_table(const StepProfile& profile, double host_seconds) {
 }
 
 double measure_host_seconds(const JobConfig& config, const ResolvedModel& resolved, int64_t rows) {
-  const auto batch = batch_of_one_document(
-      rows, config.training.seq_len, resolved.shape.num_nextn_predict_layers);
+  const auto batch =
+      batch_of_one_document(rows, config.training.seq_len, resolved.shape.num_nextn_predict_layers);
   deepseek_v3::Model model(resolved.shape, model_settings(config, at::kMeta));
   apply_converters(config, model);
   deepseek_v3::ForwardContext ctx;
@@ -161,7 +168,15 @@ bool records_steps(const JobConfig& config) {
   return config.profiling.enable_profiling || config.profiling.enable_memory_snapshot;
 }
 
-Profiler::Profiler(const JobConfig& config) : config_(config) {}
+Profiler::Profiler(const JobConfig& config) : config_(config) {
+  const auto& options = config.profiling;
+  const std::pair<bool, const std::string&> folders[] = {
+      {options.enable_profiling, options.save_traces_folder},
+      {options.enable_memory_snapshot, options.save_memory_snapshot_folder}};
+  for (const auto& [wanted, name] : folders) {
+    if (wanted) create_writable(std::filesystem::path(config.job.dump_folder) / name);
+  }
+}
 
 Profiler::~Profiler() {
   if (state_ != State::kOff) kineto::disableProfiler();

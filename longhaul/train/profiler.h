@@ -4,7 +4,7 @@
 //   of where the time went
 //   enable_memory_snapshot: who held the memory (train/memory_snapshot.h), in
 //   save_memory_snapshot_folder/iteration_N/rank0_memory_snapshot.json and .svg
-// Called by the run.
+// The first rank alone records. Called by the run.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -48,6 +48,8 @@ double measure_host_seconds(const JobConfig& config, const ResolvedModel& resolv
 
 class Profiler {
  public:
+  // Creates the folders that the recordings go to. FileError where nothing can be written into one,
+  // which training would meet with its first recording only.
   explicit Profiler(const JobConfig& config);
   ~Profiler();
 

@@ -52,19 +52,36 @@ std::optional<JobConfig> parse_saved(const std::string& saved_job, const std::st
   }
 }
 
+// The saved hash of the data's files; nothing where that or the one of now is not known, as in
+// checkpoints of earlier versions.
+std::optional<std::string> saved_files(const nlohmann::json& trainer, const data::Dataset& data) {
+  const auto saved = trainer.find("data");
+  if (saved == trainer.end() || !saved->is_string() || *saved == "") return std::nullopt;
+  if (data.identity().files.empty()) return std::nullopt;
+  return saved->get<std::string>();
+}
+
+std::vector<double> weights_of(const Mix& mix) {
+  std::vector<double> weights;
+  for (const auto& part : mix) weights.push_back(part.weight);
+  return weights;
+}
+
 // The data position counts rows; with other rows it points elsewhere. training.bad_documents moves
-// none: what was read while a bad document was an error has none.
-void warn_of_other_data(const std::string& saved_job, const JobConfig& config,
+// none: what was read while a bad document was an error has none. Where the files are compared by
+// their hash, they may lie elsewhere.
+void warn_of_other_data(const std::string& saved_job, const JobConfig& config, bool files_known,
                         const std::string& origin) {
   const auto saved = parse_saved(saved_job, origin);
   if (!saved) return;
   const Training &before = saved->training, &now = config.training;
   const std::pair<const char*, bool> changed[] = {
       {"training.dataset", before.dataset != now.dataset},
-      {"training.dataset_path", before.dataset_path != now.dataset_path},
+      {"training.dataset_path", !files_known && before.dataset_path != now.dataset_path},
       {"training.seq_len", before.seq_len != now.seq_len},
       {"training.document_mask", before.document_mask != now.document_mask},
-      {"training.mix", before.mix != now.mix},
+      {"training.mix",
+       files_known ? weights_of(before.mix) != weights_of(now.mix) : before.mix != now.mix},
       {"training.text_field", before.text_field != now.text_field},
       {"training.invalid_text", before.invalid_text != now.invalid_text},
       {"training.packing", before.packing != now.packing},
@@ -82,10 +99,8 @@ void warn_of_other_data(const std::string& saved_job, const JobConfig& config,
 
 void warn_of_other_files(const nlohmann::json& trainer, const data::Dataset& data,
                          const std::string& origin) {
-  const auto saved = trainer.find("data");  // not there in checkpoints of earlier versions
-  const std::string files = data.identity().files;
-  if (saved == trainer.end() || !saved->is_string() || *saved == "" || files.empty()) return;
-  if (*saved == files) return;
+  const auto saved = saved_files(trainer, data);
+  if (!saved || *saved == data.identity().files) return;
   log::warn(
       "the names or sizes of the training data's files are not what the {} was made with: the data "
       "goes on at the same row number, which is another text now; bring the files back, or begin "
@@ -256,7 +271,8 @@ void Trainer::restore(const std::filesystem::path& step_folder, const Excluded& 
     progress_.tokens = trainer.at("tokens").get<int64_t>();
   }
   if (excluded.data) return;
-  warn_of_other_data(trainer.at("job").get<std::string>(), config_, origin);
+  warn_of_other_data(trainer.at("job").get<std::string>(), config_,
+                     saved_files(trainer, *dataset_).has_value(), origin);
   warn_of_other_files(trainer, *dataset_, origin);
   if (trainer.at("seed").get<uint64_t>() != seed_of(config_)) {
     log::warn("{} was made with debug.seed = {}, the job says {}: the data order changes here",

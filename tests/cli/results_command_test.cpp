@@ -33,6 +33,24 @@ TEST_F(ResultsCommand, CompareTellsARunFromTheSameOneAndFromAnother) {
                           {"has 6 of the first 7 steps"});
   test::expect_user_error(run({"compare", "run", "corpus"}), {"holds no metrics.jsonl"});
   test::expect_user_error(run({"compare", "run", "same", "--rtol", "-1"}), {"--rtol -1"});
+  test::expect_user_error(run({"compare", "run", "other", "--steps", "0"}),
+                          {"--steps 0: expected 1 or more"});
+}
+
+// Scripts take 1 for runs that differ.
+TEST_F(ResultsCommand, CompareThatCannotTellEndsWithTwo) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
+  for (const char* folder : {"one", "other"}) {
+    fs::create_directory(path(folder));
+    test::spill(path(folder) / "metrics.jsonl",
+                json{{"step", 1}, {"loss", std::string(folder).size()}}.dump() + "\n");
+  }
+  auto options = here();
+  options.out = "/dev/full";
+  for (const char* other : {"one", "other"}) {
+    test::expect_user_error(Program({"compare", "one", other}, options).wait(),
+                            {"cannot write to ", "No space left on device"});
+  }
 }
 
 TEST_F(ResultsCommand, ReportWritesAPage) {

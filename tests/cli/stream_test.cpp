@@ -107,6 +107,29 @@ TEST_F(StreamedTraining, TellsThatTheFilesHaveChanged) {
                             HasSubstr("rows are counted anew")));
 }
 
+// The folder that the files lie in is not what they are told by.
+TEST_F(StreamedTraining, ACorpusMayBeMovedOrCopied) {
+  fs::create_directory(path("copy"));
+  fs::copy_file(path("rows.jsonl"), path("copy/rows.jsonl"));
+  const auto go_on = [&](const std::string& folder, const char* steps, Words more) {
+    more.insert(more.end(), {"--training.steps", steps});
+    const auto result = train_stream(without_validation(more), folder);
+    expect_trained(result);
+    return result.err;
+  };
+  const auto mix = [](const std::string& rows, const std::string& weight) {
+    return Words{"--training.dataset_path", "None", "--training.mix",
+                 "[{path = \"" + rows + "\", weight = " + weight + "}, {path = \"corpus/train\"}]"};
+  };
+  const std::string warning = "is not what the checkpoint";
+  go_on("run", "2", {});
+  EXPECT_THAT(go_on("run", "3", {"--training.dataset_path", "copy/rows.jsonl"}),
+              Not(HasSubstr(warning)));
+  go_on("mix", "2", mix("rows.jsonl", "2"));
+  EXPECT_THAT(go_on("mix", "3", mix("copy/rows.jsonl", "2")), Not(HasSubstr(warning)));
+  EXPECT_THAT(go_on("mix", "4", mix("copy/rows.jsonl", "3")), HasSubstr("training.mix " + warning));
+}
+
 TEST_F(StreamedTraining, AnotherTokenizerIsRefused) {
   const auto go_on = [&](const std::string& steps, Words more = {}) {
     more.insert(more.end(), {"--training.steps", steps});

@@ -20,6 +20,15 @@ TEST(Metrics, NonFiniteNumbersAreStrings) {
   EXPECT_EQ(number_from(json["lm_loss"]), -INFINITY);
 }
 
+TEST(Metrics, LinesShowNoSignOfANaN) {
+  StepMetrics metrics = test::small_step(1);
+  metrics.loss = metrics.indexer_loss = metrics.grad_norm = std::copysign(NAN, -1.0);
+  metrics.lm_loss = -INFINITY;
+  const std::string line = to_line(metrics, /*steps=*/9, /*seconds_left=*/1);
+  EXPECT_THAT(line, ::testing::HasSubstr("loss nan  lm -inf  indexer nan  grad nan "));
+  EXPECT_THAT(short_line(metrics, /*seconds_left=*/1), ::testing::StartsWith("loss nan, "));
+}
+
 TEST(Metrics, TheLogIsCutBackToTheResumedStep) {
   const test::TempFolder folder;
   const auto path = folder / "metrics.jsonl";

@@ -184,6 +184,14 @@ return [all_finite(), document.querySelectorAll("canvas").length > 0, ...found].
             "true, true, optimizer.lr - 0.001, host one two, memory 1.0 KiB 1.0 KiB");
 }
 
+TEST_F(PageInABrowser, ShowsALossThatIsNoNumber) {
+  std::vector<StepMetrics> steps = {test::small_step(1), test::small_step(2)};
+  steps[1].lm_loss = NAN;
+  write("run", steps);
+  EXPECT_EQ(ask({folder_ / "run"}, R"(return document.querySelectorAll("td")[3].textContent;)"),
+            "nan");
+}
+
 // A window of the browser cannot be as narrow as a phone; a frame in it can.
 TEST_F(PageInABrowser, IsNoWiderThanAPhone) {
   write("run", {test::small_step(1), test::small_step(2)});

@@ -60,6 +60,27 @@ TEST_F(Report, ALoadWithoutLayersIsNone) {
   EXPECT_TRUE(data()["expert_load"].is_null());
 }
 
+TEST_F(Report, FieldsOfAnotherShapeArePassedOver) {
+  write(2);
+  const auto metrics = folder_ / "run/metrics.jsonl";
+  std::string lines = read_file(metrics);
+  for (const char* load :
+       {R"("text")", "[1, 2]", "7", R"({"one": [1, 2]})", R"({"": [1]})", R"({"-1": [1]})",
+        R"({"99999999999999999999": [1]})", R"({"1": 3})", R"({"1": ["a", "b"]})", R"({"1": []})",
+        R"({"1": {"a": 1}})", R"({"1": [1, 2], "2": [1]})", "null"}) {
+    lines +=
+        std::string(R"({"step": 3, "tokens": "many", "loss": [1], "seconds": 1, "memory": [1], )") +
+        R"("indexer_loss_per_layer": {}, "expert_load": )" + load + "}\n";
+  }
+  test::spill(metrics, lines);
+  const json found = data();
+  EXPECT_EQ(found["steps"], 3);
+  EXPECT_EQ(found["tokens"], 200);
+  EXPECT_EQ(found["figures"]["loss"]["count"], 2);
+  EXPECT_EQ(found["figures"]["loss"]["last"], 4.25);
+  EXPECT_EQ(found["expert_load"]["frames"].size(), 2u);
+}
+
 // A run that goes on writes its last line anew, also between the two times that it is read.
 TEST_F(Report, AHalfWrittenLastLineIsPassedOver) {
   write(3);
@@ -90,6 +111,19 @@ TEST_F(Report, WhatARunHasNot) {
   EXPECT_EQ(found["skipped"], json::parse("[1]"));
   EXPECT_EQ(found["job"], "");
   EXPECT_EQ(found["starts"], json::array());
+}
+
+// No point is drawn, but the run's last loss is not the last finite one.
+TEST_F(Report, TheLastLossIsThatOfTheLastStep) {
+  std::vector<StepMetrics> steps = {test::small_step(1), test::small_step(2)};
+  steps[1].lm_loss = -NAN;
+  steps[1].grad_norm = INFINITY;
+  test::write_run(folder_ / "run", steps);
+  const json found = data();
+  EXPECT_EQ(found["figures"]["lm_loss"],
+            json::parse(R"({"points": [[1, 4.5]], "count": 1, "last": "nan", "mean": 4.5,
+                            "median": 4.5})"));
+  EXPECT_EQ(found["figures"]["grad_norm"]["last"], "inf");
 }
 
 TEST_F(Report, ALongRunIsThinnedAndKeepsItsSpikes) {

@@ -102,6 +102,26 @@ TEST(Profiler, AMemorySnapshotSaysWhoHeldWhat) {
   EXPECT_FALSE(fs::exists(job.folder.path() / "run/profile_traces"));
 }
 
+TEST(Profiler, AFolderThatCannotBeWrittenEndsTheRunBeforeItsFirstStep) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"--profiling.enable_profiling", "profile_traces"},
+      {"--profiling.enable_memory_snapshot", "memory_snapshot"}};
+  for (const auto& [key, folder] : cases) {
+    const GoldenJob job = golden_job();
+    write_text(job.folder.path() / "run" / folder, "a file in its place");
+    auto words = eight_steps("8");
+    *std::find(words.begin(), words.end(), "--profiling.enable_profiling") = key;
+    const auto config = job.config(words);
+    try {
+      run(config);
+      ADD_FAILURE() << key;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr(folder));
+    }
+    EXPECT_TRUE(job.metrics().empty());
+  }
+}
+
 TEST(Profiler, RefusesACycleThatIsTooShort) {
   const GoldenJob job = golden_job();
   EXPECT_THROW(job.config(eight_steps("2")), UserError);

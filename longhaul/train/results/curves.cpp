@@ -1,5 +1,7 @@
 #include "longhaul/train/results/curves.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -40,10 +42,17 @@ double median_of(const Points& points) {
   return *middle;
 }
 
+ordered_json in_json(double value) {
+  if (std::isfinite(value)) return value;
+  return std::isnan(value) ? "nan" : fmt::format("{}", value);
+}
+
 }  // namespace
 
 void Curves::add(const std::string& name, int64_t step, const nlohmann::json& value) {
+  if (!value.is_number() && !value.is_string()) return;
   const double number = number_from(value);
+  last_[name] = number;
   if (std::isfinite(number)) points_[name].emplace_back(step, number);
 }
 
@@ -54,7 +63,7 @@ ordered_json Curves::to_json() const {
     curve["points"] = thinned(points, kStretches);
     if (curve["points"].size() < points.size()) curve["means"] = means_of_stretches(points);
     curve["count"] = points.size();
-    curve["last"] = points.back().second;
+    curve["last"] = in_json(last_.at(name));
     curve["mean"] = sum_of(points, 0, points.size()) / static_cast<double>(points.size());
     curve["median"] = median_of(points);
   }

@@ -20,8 +20,21 @@ std::optional<json> line_at(std::ifstream& in, int64_t place) {
   std::string line;
   std::getline(in, line);
   json object = json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object() || object.value("expert_load", json()).empty()) return std::nullopt;
+  if (!object.is_object() || !object.contains("step") || !has_expert_load(object)) {
+    return std::nullopt;
+  }
   return object;
+}
+
+bool is_number_of_layer(const std::string& text) {
+  constexpr size_t kMostDigits = 9;
+  return !text.empty() && text.size() <= kMostDigits &&
+         text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+bool are_numbers(const json& values) {
+  return values.is_array() && std::all_of(values.begin(), values.end(),
+                                          [](const json& value) { return value.is_number(); });
 }
 
 // The layers of an expert_load object, by number.
@@ -46,6 +59,18 @@ std::vector<int64_t> load_in_percent(const json& by_layer, const std::vector<std
 }
 
 }  // namespace
+
+bool has_expert_load(const json& line) {
+  const auto load = line.find("expert_load");
+  if (load == line.end() || !load->is_object() || load->empty()) return false;
+  const size_t experts = load->front().size();
+  for (const auto& [layer, counts] : load->items()) {
+    if (!is_number_of_layer(layer) || !are_numbers(counts) || counts.size() != experts) {
+      return false;
+    }
+  }
+  return experts > 0;
+}
 
 ordered_json expert_load(const std::filesystem::path& metrics, std::vector<int64_t> lines) {
   constexpr size_t kMostCells = 400'000, kMostFrames = 60;

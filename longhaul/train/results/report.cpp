@@ -45,7 +45,9 @@ struct Gathered {
     const auto step = line.at("step").get<int64_t>();
     lines += 1;
     last_step = step;
-    tokens = line.value("tokens", int64_t{0});
+    if (line.contains("tokens") && line["tokens"].is_number_integer()) {
+      tokens = line["tokens"].get<int64_t>();
+    }
     for (const char* key : kFigures) {
       if (line.contains(key)) figures.add(key, step, line[key]);
     }
@@ -55,9 +57,7 @@ struct Gathered {
     add_by_layer(line, "indexer_loss_per_layer", step, indexer_loss);
     add_by_layer(line, "indexer_recall_per_layer", step, indexer_recall);
     if (line.contains("skipped")) skipped.push_back(step);
-    if (line.contains("expert_load") && !line["expert_load"].empty()) {
-      lines_with_load.push_back(place);
-    }
+    if (has_expert_load(line)) lines_with_load.push_back(place);
   }
 };
 

@@ -65,7 +65,7 @@ function header() {
   document.title = `Training report: ${runs.map((run) => run.name).join(", ")}`;
   page.append(html("h1", {}, "Training report"));
   page.append(table(["run", "steps", "tokens", "lm loss", "validation", "tokens/s", "MFU", "peak memory", "skipped"], runs.map((run, i) => {
-    const number = (value, text = short_number) => (value === undefined ? "-" : text(value));
+    const number = (value, text = short_number) => (value === undefined ? "-" : typeof value === "string" ? value : text(value));
     return [run_label(run, i), run.steps.toLocaleString("en"), run.tokens.toLocaleString("en"), number(run.figures.lm_loss?.last),
             number(run.figures.validation_loss?.last), number(run.figures.tokens_per_second?.median),
             number(run.figures.mfu?.median, (share) => `${(100 * share).toFixed(1)}%`), number(run.memory.peak?.last, bytes_text),
@@ -145,7 +145,7 @@ function bars(title, note, kinds, parts_of, text) {
 function memory_and_time() {
   const kinds = ["weights", "gradients", "optimizer", "activations"];
   bars("Memory", "Bytes of one rank. Activations: the most that tensors held at once beyond the other three.",
-       kinds, (run) => kinds.map((kind) => run.memory[kind]?.last ?? 0), bytes_text);
+       kinds, (run) => kinds.map((kind) => Number(run.memory[kind]?.last) || 0), bytes_text);
   const parts = ["data", "forward", "backward", "optimizer", "other", "validation", "checkpoint"];
   // Validation and checkpoints do not come with each step: their share of one.
   const per_step = (run, part) => {
