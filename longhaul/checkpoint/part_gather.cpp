@@ -41,8 +41,9 @@ std::vector<PartPlan::Box> distinct(const int64_t* first, size_t dims, int64_t s
   std::map<std::vector<int64_t>, std::vector<int>> holders;
   for (int rank = 0; rank < ranks; ++rank) {
     const int64_t* box = first + rank * stride;
-    if (c10::multiply_integers(box + dims, box + 2 * dims) > 0)
+    if (c10::multiply_integers(box + dims, box + 2 * dims) > 0) {
       holders[{box, box + 2 * dims}].push_back(rank);
+    }
   }
   std::vector<PartPlan::Box> boxes;
   for (const auto& [box, of] : holders) {

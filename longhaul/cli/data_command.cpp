@@ -91,8 +91,8 @@ void print_sample(const data::CorpusStatistics& statistics, const data::Tokenize
 }
 
 void inspect(const Arguments& arguments) {
-  data::BadDocuments bad(arguments.corpus.bad_documents == "skip");
   const auto options = arguments.corpus.documents();
+  data::BadDocuments bad(options.skip_bad);
   const auto sources = data::list_sources(arguments.corpus.input, options, bad);
   std::optional<data::Tokenizer> tokenizer;
   if (!arguments.tokenizer.empty()) tokenizer = data::Tokenizer::load(arguments.tokenizer);
