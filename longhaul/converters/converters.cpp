@@ -1,6 +1,7 @@
 #include "longhaul/converters/converters.h"
 
 #include <fmt/ranges.h>
+#include <fnmatch.h>
 
 #include <set>
 
@@ -61,28 +62,42 @@ const Converter& find(const std::string& name) {
             did_you_mean(without_prefix(name), known), fmt::join(known, ", "));
 }
 
+bool takes_over(const Converter& converter, const nn::NamedKernel& slot) {
+  return slot.operation == converter.operation &&
+         ::fnmatch(converter.modules, slot.module.c_str(), 0) == 0;
+}
+
 }  // namespace
 
 const std::vector<Converter>& registry() {
   static const std::vector<Converter> all = {
       {.name = "dsa",
+       .modules = "*.self_attn",
        .operation = "dsa",
        .replaces = "indexer scores and top-k, sparse and dense attention, the indexer's loss",
        .unmet = dsa_unmet},
-      {.name = "rms_norm", .operation = "rms_norm", .replaces = "RMSNorm", .unmet = kernel_unmet},
+      {.name = "rms_norm",
+       .modules = "*norm",
+       .operation = "rms_norm",
+       .replaces = "RMSNorm",
+       .unmet = kernel_unmet},
       {.name = "rope",
+       .modules = "*.self_attn*",
        .operation = "rope",
        .replaces = "rotary position embedding of attention and indexer",
        .unmet = kernel_unmet},
       {.name = "permute",
+       .modules = "*.mlp*",
        .operation = "permute",
        .replaces = "the router's choice, tokens to their experts and back",
        .unmet = permute_unmet},
       {.name = "gmm",
+       .modules = "*.mlp*",
        .operation = "gmm",
        .replaces = "the experts' products and SwiGLU",
        .unmet = kernel_unmet},
       {.name = "cross_entropy",
+       .modules = "",
        .operation = "cross_entropy",
        .replaces = "the output projection with its loss, MTP's too",
        .unmet = kernel_unmet},
@@ -109,7 +124,7 @@ void apply(nn::Module& model, const std::vector<std::string>& names, const Prope
     const Converter& converter = find(name);
     int replaced = 0;
     for (const auto& slot : model.kernels()) {
-      if (slot.operation != converter.operation) continue;
+      if (!takes_over(converter, slot)) continue;
       *slot.kernel = ops::Kernel::kFused;
       ++replaced;
     }

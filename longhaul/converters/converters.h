@@ -22,6 +22,7 @@ struct Properties {
 
 struct Converter {
   const char* name;
+  const char* modules;    // a glob over the modules' paths; the operation of those is taken over
   const char* operation;  // of nn::Module::kernels()
   const char* replaces;   // for people
   // Empty if the job has what it needs, else what is missing and what to set.

@@ -1,6 +1,7 @@
 // Converters: what they need of a job and its model, and what is printed after they are applied.
 #include "longhaul/converters/converters.h"
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 
 #include <set>
@@ -134,6 +135,10 @@ TEST(PrintAfterConversion, ShowsWhatComputesEachModule) {
   EXPECT_THAT(text, AllOf(Not(HasSubstr("[dsa: reference]")), Not(HasSubstr("[gmm: fused]"))));
   EXPECT_THAT(text, HasSubstr("weight ["));
   EXPECT_THAT(printed({"--model.print_after_conversion"}), Not(HasSubstr("fused]")));
+  // Each operation is in the pattern of one of them.
+  const std::string all = fmt::format("{}", fmt::join(all_names(), ","));
+  EXPECT_THAT(printed({"--model.print_after_conversion", "--model.converters", all}),
+              AllOf(HasSubstr("fused]"), Not(HasSubstr("reference]"))));
   EXPECT_THAT(printed({"--model.converters", "dsa"}), Not(HasSubstr("the model\n")));
 }
 
