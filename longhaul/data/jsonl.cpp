@@ -15,7 +15,7 @@ namespace {
 
 namespace dom = simdjson::dom;
 
-constexpr size_t kPiece = size_t{1} << 20;
+constexpr size_t kPiece = size_t{128} << 10;
 
 const char* type_name(dom::element_type type) {
   switch (type) {
