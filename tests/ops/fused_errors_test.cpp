@@ -155,6 +155,8 @@ TEST_P(FusedErrors, Indexer) {
               HasSubstr("indexer gradient: indices: expected [1 x 5 x any], got [5 x 3]"));
   EXPECT_THAT(grad(in, chosen_.to(at::kFloat), scores),
               HasSubstr("indexer gradient: indices: expected Int or Long, got Float"));
+  EXPECT_THAT(grad(in, at::full_like(chosen_, int64_t{1} << 32, at::kLong), scores),
+              HasSubstr("indices: expected -1 to 4 (L - 1), got 2147483647 in row 0"));
   EXPECT_THAT(grad(in, chosen_, scores.narrow(2, 0, 2)),
               HasSubstr("indexer gradient: d_scores: expected [1 x 5 x 3], got [1 x 5 x 2]"));
 }
@@ -181,6 +183,8 @@ TEST_P(FusedErrors, SparseIndexerLoss) {
               HasSubstr("indexer loss: scores: expected [1 x 5 x 3], got [5 x 3]"));
   EXPECT_THAT(loss(in, at::full_like(chosen_, 5), sums),
               HasSubstr("indices: expected -1 to 4 (L - 1), got 5 in row 0"));
+  EXPECT_THAT(loss(in, at::full_like(chosen_, int64_t{1} << 32, at::kLong), sums),
+              HasSubstr("indices: expected -1 to 4 (L - 1), got 2147483647 in row 0"));
 }
 
 TEST_P(FusedErrors, DenseIndexerLoss) {

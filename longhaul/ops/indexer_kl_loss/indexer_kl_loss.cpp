@@ -33,7 +33,7 @@ KlGradients fused(const IndexerInputs& in, const KlTarget& target, bool with_gra
   const Tensor query = pad_last(in.query_BSHD, kKernelColumns),
                key = pad_last(in.key_BSD, kKernelColumns);
   const Tensor weights = in.weights_BSH.to(at::kFloat).contiguous();
-  const Tensor indices = target.indices_BSK.to(at::kInt).contiguous();
+  const Tensor indices = to_int32(target.indices_BSK);
   const Tensor head_sum = target.head_sum.to(at::kFloat).contiguous();
   const Tensor scores =
       target.scores_BSK.defined() ? target.scores_BSK.to(at::kFloat).contiguous() : Tensor();
