@@ -160,14 +160,15 @@ const char* longhaul_flash_attention_grad(const longhaul_flash_attention_grad_ar
                                           void* workspace);
 
 /* KL of the normalised head sum to the softmax of the index scores, and its gradients. D is a
- * multiple of 32. A query's loss is 0 where its head sum is 0. */
+ * multiple of 32. A query's loss is 0 where its head sum is 0. Of scores and head_sum nothing is
+ * read where the index is -1. */
 typedef struct longhaul_indexer_kl_loss_args {
   longhaul_dtype dtype; /* of query, key and their gradients */
   int64_t B, S, L, H, D, K;
   const void* query;      /* [B, S, H, D] */
   const void* key;        /* [B, L, D] */
   const float* weights;   /* [B, S, H] */
-  const int32_t* indices; /* [B, S, K] */
+  const int32_t* indices; /* [B, S, K], distinct in a row; -1: none */
   const float* scores;    /* [B, S, K] of the selection, or null: computed anew */
   const float* head_sum;  /* [B, S, K] */
   float* loss;            /* out [B, S] */

@@ -184,8 +184,9 @@ TEST_P(FusedDsa, IndexerLossAndItsGradients) {
   for (const auto& c : kCases) {
     const auto in = inputs(c);
     const auto chosen = indices(in.starts, c.K);
-    auto head_sum = normal(chosen.sizes(), 9).exp().masked_fill(chosen < 0, 0);
+    auto head_sum = normal(chosen.sizes(), 9).exp();
     head_sum.masked_fill_(normal(chosen.sizes(), 10) > 1, 0);  // p = 0 contributes 0
+    head_sum.masked_fill_(chosen < 0, NAN);                    // what stands at gaps does not count
     const auto scores =
         ops::indexer_scores(in.index_query.to(at::kDouble), in.index_key.to(at::kDouble),
                             in.index_weights.to(at::kDouble))
@@ -278,6 +279,16 @@ TEST_P(FusedDsa, GapsAreNotKey0) {
     EXPECT_TRUE(d[0].isfinite().all().item<bool>());
     for (size_t i = 1; i < d.size(); ++i) expect_nothing(d[i], "operand " + std::to_string(i));
     head_sum = result.head_sum;
+    if (form != Form::kAbsorbed) continue;
+    const auto again = ops::sparse_attention_head_sum({.query_BSHD = operands[0],
+                                                       .key = operands[1],
+                                                       .softmax_max = result.softmax_max,
+                                                       .softmax_sum = result.softmax_sum,
+                                                       .scale = 0.3},
+                                                      chosen);
+    EXPECT_TRUE(again.isfinite().all().item<bool>());
+    EXPECT_TRUE((again.masked_select(chosen < 0) == 0).all().item<bool>());
+    EXPECT_GT(again.max().item<double>(), 0);
   }
   Inputs index = {in.index_query, in.index_key, in.index_weights};
   for (auto& x : index) x = x.detach().set_requires_grad(true);

@@ -25,7 +25,8 @@ using at::Tensor;
 
 // Over the selected keys: indices [B, S, K] int32 (-1: none), head_sum [B, S, K]. A scalar. The
 // fused kernel is spared a pass where it gets the scores I at the indices, as
-// ops::lightning_indexer returns them.
+// ops::lightning_indexer returns them. What head_sum and scores hold where the index is -1 does not
+// count.
 Tensor sparse_indexer_kl_loss(const IndexerInputs& indexer, const Tensor& indices_BSK,
                               const Tensor& head_sum_BSK, Kernel kernel = Kernel::kReference,
                               const Tensor& scores_BSK = {});

@@ -60,8 +60,9 @@ struct BlockResult {
 BlockResult kl_loss_of_block(const IndexerInputs& in, const Tensor& head_sum, const KeySet& keys,
                              bool with_grads) {
   auto [scores, dots] = indexer_scores_and_dots(in);
-  const auto [loss, d_chosen] =
-      divergence(keys.gather(scores), head_sum.to(wide_type(in.query_BSHD)), keys.mask);
+  const Tensor of_keys =
+      head_sum.to(wide_type(in.query_BSHD)).masked_fill(keys.mask.logical_not(), 0);
+  const auto [loss, d_chosen] = divergence(keys.gather(scores), of_keys, keys.mask);
   if (!with_grads) return {.loss = loss, .grads = {}, .d_key = {}};
   const auto [grads, d_key] = indexer_scores_grad(in, dots, keys.scatter(d_chosen, scores.size(2)));
   return {.loss = loss, .grads = grads, .d_key = d_key};
