@@ -285,6 +285,36 @@ TEST_P(FusedDense, IndexerLossInPieces) {
   EXPECT_LT(frobenius(at::cat(d_weights, 1), expected.gradients[2]), 1e-5);
 }
 
+// The last block of a long row, whose 64 index heads take more than a superblock in fp32 (58 at
+// most; block_scatter.h). Queries and keys are multiples of 1/8, so that no order of a sum turns a
+// product's sign.
+TEST_P(FusedDense, IndexerLossOfSeveralSuperblocksOfHeads) {
+  constexpr int64_t kKeys = 1020, kQueries = 128;
+  const Case c{"", {{kKeys}}, 1, 32, 32, 64, 32};
+  auto index = indexer(c, at::kFloat);
+  for (const size_t i : {0, 1}) index.operands[i] = (index.operands[i] * 8).round() / 8;
+  const auto range = ops::KeyRange(index.starts).of_queries(kKeys - kQueries, kQueries);
+  const auto sees_nothing = ops::visible_mask(range, kKeys)[0].t().logical_not();
+  const auto head_sum =
+      normal({kKeys, kQueries}, 9, 1, at::kFloat).exp().masked_fill(sees_nothing, 0);
+  const auto gradients = [&](at::ScalarType type, Kernel kernel) {
+    const auto in = index.as(type);
+    const auto cut = [&](const at::Tensor& x) {
+      return x.detach().narrow(1, kKeys - kQueries, kQueries);
+    };
+    return ops::dense_indexer_kl_gradients(
+        {cut(in.query_BSHD), in.key_BSD.detach(), cut(in.weights_BSH)}, range,
+        [&](const ops::QueryBlock&) { return head_sum.to(in.weights_BSH.scalar_type()); },
+        {.kernel = kernel});
+  };
+  const auto expected = gradients(at::kDouble, Kernel::kReference);
+  const auto actual = gradients(dtype(), Kernel::kFused);
+  EXPECT_LT(frobenius(actual.loss, expected.loss), 3e-6);
+  EXPECT_LT(frobenius(actual.grads.query_BSHD, expected.grads.query_BSHD), limit());
+  EXPECT_LT(frobenius(actual.grads.key_BSD, expected.grads.key_BSD), limit());
+  EXPECT_LT(frobenius(actual.grads.weights_BSH, expected.grads.weights_BSH), 1e-5);
+}
+
 // Where the indexer has learnt its target the loss is far smaller than its terms: the indexer is
 // the attention's only head, with weights 1 and scores that are positive.
 TEST_P(FusedDense, IndexerLossNearItsMinimum) {
@@ -352,7 +382,13 @@ TEST_P(FusedDense, ThreadsDoNotChangeABit) {
                                             doc_start(c.documents), {.kernel = Kernel::kFused}));
       all.push_back(loss.loss);
       all.insert(all.end(), loss.gradients.begin(), loss.gradients.end());
-      if (first.empty()) first = all;
+      if (first.empty()) {
+        first = all;
+        const auto expected = attend(c, in, at::kDouble, Kernel::kReference, d_out(c));
+        for (size_t i = 0; i < in.size(); ++i) {
+          EXPECT_LT(frobenius(found.gradients[i], expected.gradients[i]), limit()) << i;
+        }
+      }
       for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(at::equal(all[i], first[i])) << i;
     }
   }
