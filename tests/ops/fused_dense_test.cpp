@@ -382,6 +382,10 @@ TEST_P(FusedDense, ThreadsDoNotChangeABit) {
                                             doc_start(c.documents), {.kernel = Kernel::kFused}));
       all.push_back(loss.loss);
       all.insert(all.end(), loss.gradients.begin(), loss.gradients.end());
+      const auto softmax =
+          ops::dense_indexer_softmax(index, doc_start(c.documents), Kernel::kFused);
+      all.push_back(softmax.max_BS);
+      all.push_back(softmax.sum_BS);
       if (first.empty()) {
         first = all;
         const auto expected = attend(c, in, at::kDouble, Kernel::kReference, d_out(c));

@@ -329,6 +329,33 @@ TEST_P(FusedDsa, IndexerLossNearItsMinimum) {
   EXPECT_NEAR(loss(dtype(), Kernel::kFused) / expected, 1, 1e-2);
 }
 
+// A negative scale must not let gaps in.
+TEST_P(FusedDsa, NegativeScale) {
+  const Case c{"", {{40, 30}}, 2, 32, 32, 9, 1, 32};
+  const auto in = inputs(c);
+  const auto chosen = indices(in.starts, c.K);
+  for (const Form form : kForms) {
+    const auto operands = attention_operands(c, in, form);
+    const auto run = [&](at::ScalarType type, Kernel kernel) {
+      const Inputs leaves = as_leaves(operands, type);
+      auto negative = options(c, kernel);
+      negative.scale = -0.2;
+      const auto result = attend(leaves, chosen, negative);
+      const auto d_out = normal(result.out_BSHV.sizes(), 8, 1, dtype()).to(type);
+      auto all = torch::autograd::grad({(result.out_BSHV * d_out).sum()}, leaves);
+      all.push_back(result.out_BSHV);
+      all.push_back(result.head_sum);
+      return all;
+    };
+    const auto expected = run(at::kDouble, Kernel::kReference);
+    const auto actual = run(dtype(), Kernel::kFused);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_LT(frobenius(actual[i], expected[i]), limit())
+          << i << ", form " << static_cast<int>(form);
+    }
+  }
+}
+
 TEST_P(FusedDsa, ThreadsDoNotChangeABit) {
   const Case c{"", {{300, 220}}, 8, 64, 32, 100, 8, 64};
   const auto in = inputs(c);
@@ -350,8 +377,18 @@ TEST_P(FusedDsa, ThreadsDoNotChangeABit) {
                                     result.head_sum, Kernel::kFused, chosen.scores_BSK);
     std::vector<at::Tensor> all =
         torch::autograd::grad({result.out_BSHV.to(at::kFloat).square().sum() + loss}, leaves);
+    const auto of_scores =
+        ops::lightning_indexer_grad({in.index_query, in.index_key, in.index_weights},
+                                    chosen.indices_BSK, result.head_sum, Kernel::kFused);
+    const auto head_sum = ops::sparse_attention_head_sum({.query_BSHD = in.query,
+                                                          .key = in.key,
+                                                          .softmax_max = result.softmax_max,
+                                                          .softmax_sum = result.softmax_sum,
+                                                          .scale = 0.3},
+                                                         chosen.indices_BSK);
     for (const auto& x : {chosen.indices_BSK, chosen.scores_BSK, result.out_BSHV.detach(),
-                          result.head_sum, loss.detach()}) {
+                          result.head_sum, loss.detach(), of_scores.query_BSHD, of_scores.key_BSD,
+                          of_scores.weights_BSH, head_sum}) {
       all.push_back(x);
     }
     const Inputs expanded = as_leaves(attention_operands(c, in, Form::kExpanded), dtype());

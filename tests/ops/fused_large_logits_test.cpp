@@ -108,19 +108,38 @@ class FusedLargeLogits : public FusedKernels<at::ScalarType> {
     }
   }
 
+  // The loss and its gradients, of fp64 operands in the reference and of dtype() in the fused
+  // kernel.
+  void expect_gradients(
+      const std::function<ops::KlGradients(const ops::IndexerInputs&, Kernel)>& f) const {
+    const auto expected = f(indexer(at::kDouble), Kernel::kReference);
+    const auto actual = f(indexer(dtype()), Kernel::kFused);
+    EXPECT_LT(frobenius(actual.loss, expected.loss), 1e-5);
+    expect_close(actual.grads.query_BSHD, expected.grads.query_BSHD, limit(), "query");
+    expect_close(actual.grads.key_BSD, expected.grads.key_BSD, limit(), "key");
+    expect_close(actual.grads.weights_BSH, expected.grads.weights_BSH, 3e-4, "weights");
+  }
+
   void expect_loss(const std::function<at::Tensor(const ops::IndexerInputs&, Kernel)>& f) const {
-    const auto run = [&](at::ScalarType type, Kernel kernel) {
-      const auto in = indexer(type);
+    expect_gradients([&](const ops::IndexerInputs& in, Kernel kernel) -> ops::KlGradients {
       const auto loss = f(in, kernel);
-      return std::pair(loss,
-                       torch::autograd::grad({loss}, {in.query_BSHD, in.key_BSD, in.weights_BSH}));
-    };
-    const auto [expected, d_expected] = run(at::kDouble, Kernel::kReference);
-    const auto [actual, d_actual] = run(dtype(), Kernel::kFused);
-    EXPECT_LT(frobenius(actual, expected), 1e-5);
-    expect_close(d_actual[0], d_expected[0], limit(), "query");
-    expect_close(d_actual[1], d_expected[1], limit(), "key");
-    expect_close(d_actual[2], d_expected[2], 3e-4, "weights");
+      const auto d = torch::autograd::grad({loss}, {in.query_BSHD, in.key_BSD, in.weights_BSH});
+      return {loss, {d[0], d[1], d[2]}};
+    });
+  }
+
+  // Of an attention with small logits: its head sums are the same in both kernels.
+  ops::AttentionState small_attention(at::ScalarType type, Kernel kernel) const {
+    const auto query = eighths({1, S_, kHeads, kWidth}, 1).to(type);
+    const auto key = eighths({1, S_, kWidth}, 2).to(type);
+    const auto r = ops::flash_attention(
+        query, key, {}, starts_,
+        {.scale = kScale, .value_dim = kValues, .return_statistics = true, .kernel = kernel});
+    return {.query_BSHD = query,
+            .key = key,
+            .softmax_max = r.softmax_max,
+            .softmax_sum = r.softmax_sum,
+            .scale = kScale};
   }
 };
 
@@ -135,6 +154,32 @@ TEST_P(FusedLargeLogits, SparseAttention) {
     return ops::sparse_flash_attention(x[0], x[1], x.size() > 2 ? x[2] : at::Tensor(), selection(),
                                        options);
   });
+}
+
+// Of absorbed attention, whose kernel makes them again from the saved statistics.
+TEST_P(FusedLargeLogits, HeadSumFromSavedStatistics) {
+  const auto chosen = selection();
+  const Inputs operands = attention(/*expanded=*/false);
+  const auto run = [&](at::ScalarType type, Kernel kernel) {
+    const auto query = operands[0].to(type), key = operands[1].to(type);
+    const auto r = ops::sparse_flash_attention(query, key, {}, chosen,
+                                               {.scale = kScale,
+                                                .value_dim = kValues,
+                                                .return_head_sum = true,
+                                                .return_statistics = true,
+                                                .kernel = kernel});
+    return std::pair(r.head_sum, ops::sparse_attention_head_sum({.query_BSHD = query,
+                                                                 .key = key,
+                                                                 .softmax_max = r.softmax_max,
+                                                                 .softmax_sum = r.softmax_sum,
+                                                                 .scale = kScale},
+                                                                chosen));
+  };
+  const auto [expected, of_reference] = run(at::kDouble, Kernel::kReference);
+  EXPECT_LT(frobenius(of_reference, expected), 1e-11);
+  const auto found = run(dtype(), Kernel::kFused).second;
+  ASSERT_TRUE(found.isfinite().all().item<bool>());
+  EXPECT_LT(frobenius(found, expected), 5e-4);
 }
 
 TEST_P(FusedLargeLogits, IndexerAndItsGradient) {
@@ -166,23 +211,31 @@ TEST_P(FusedLargeLogits, SparseIndexerLoss) {
   });
 }
 
-// Of an attention with small logits: its head sums are the same in both.
 TEST_P(FusedLargeLogits, DenseIndexerLoss) {
   expect_loss([&](const ops::IndexerInputs& in, Kernel kernel) {
-    const auto type = in.query_BSHD.scalar_type();
-    const auto query = eighths({1, S_, kHeads, kWidth}, 1).to(type);
-    const auto key = eighths({1, S_, kWidth}, 2).to(type);
-    const auto r = ops::flash_attention(
-        query, key, {}, starts_,
-        {.scale = kScale, .value_dim = kValues, .return_statistics = true, .kernel = kernel});
-    return ops::dense_indexer_kl_loss(in,
-                                      {.query_BSHD = query,
-                                       .key = key,
-                                       .softmax_max = r.softmax_max,
-                                       .softmax_sum = r.softmax_sum,
-                                       .scale = kScale},
+    return ops::dense_indexer_kl_loss(in, small_attention(in.query_BSHD.scalar_type(), kernel),
                                       starts_, {.kernel = kernel});
   });
+}
+
+TEST_P(FusedLargeLogits, DenseIndexerLossWithKnownSoftmax) {
+  expect_gradients([&](const ops::IndexerInputs& in, Kernel kernel) {
+    const ops::HeadSums sums(small_attention(in.query_BSHD.scalar_type(), kernel), starts_, kernel);
+    return ops::dense_indexer_kl_gradients(
+        in, starts_, [&](const ops::QueryBlock& block) { return sums.of(block); },
+        {.kernel = kernel, .softmax = ops::dense_indexer_softmax(in, starts_, kernel)});
+  });
+}
+
+// The largest score is exact. Scores of 1e4 in base 2 are off by 5e-4 at most, as are the terms of
+// the sum.
+TEST_P(FusedLargeLogits, SoftmaxOfTheIndexScores) {
+  const auto expected =
+      ops::dense_indexer_softmax(indexer(at::kDouble), starts_, Kernel::kReference);
+  const auto actual = ops::dense_indexer_softmax(indexer(dtype()), starts_, Kernel::kFused);
+  EXPECT_GT(expected.max_BS.max().item<double>(), 4000);
+  EXPECT_TRUE(at::equal(actual.max_BS.to(at::kDouble), expected.max_BS));
+  EXPECT_LT(frobenius(actual.sum_BS, expected.sum_BS), 5e-4);
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, FusedLargeLogits, ::testing::Values(at::kFloat, at::kBFloat16));
