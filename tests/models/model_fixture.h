@@ -115,6 +115,17 @@ inline Losses forward_losses(v3::Model& model, const v3::Batch& batch, v3::Forwa
   return losses;
 }
 
+// Parameters and the routers' biases by Hugging Face name.
+inline Tensors weights(v3::Model& model) {
+  Tensors result;
+  const auto add = [&](const auto& named) {
+    for (auto& [name, view] : v3::hf_views(named.name, *named.tensor)) result[name] = view.detach();
+  };
+  for (const auto& parameter : model.parameters()) add(parameter);
+  for (const auto& buffer : model.buffers()) add(buffer);
+  return result;
+}
+
 // Gradients by Hugging Face name; parameters without a gradient are absent.
 inline Tensors gradients(v3::Model& model) {
   Tensors result;
