@@ -1,11 +1,14 @@
 // Gradients of the fused kernels by central differences: of the fp64 reference, and of the fused
 // forward pass itself, for the instruction set that LONGHAUL_ISA names (ctest runs this once for
-// each). Selections and the indexer's target are held.
+// each). Selections and the indexer's target or the attention that makes it are held.
 #include <gtest/gtest.h>
 
+#include "longhaul/ops/common.h"
+#include "longhaul/ops/flash_attention/flash_attention.h"
 #include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"
 #include "longhaul/ops/lightning_indexer/lightning_indexer.h"
 #include "longhaul/ops/rms_norm/rms_norm.h"
+#include "longhaul/ops/sparse_flash_attention/sparse_flash_attention.h"
 #include "tests/ops/fused_kernels.h"
 #include "tests/support/gradcheck.h"
 
@@ -56,6 +59,15 @@ class FusedFiniteDifferences : public FusedKernels<int> {
       };
       EXPECT_NEAR((value_at(kStep) - value_at(-kStep)) / (2 * kStep) / norm, 1, 1e-3) << which;
     }
+  }
+
+  // Both, of the fused gradients at these operands.
+  static void expect_differences(const Operator& f, const Inputs& operands) {
+    Inputs x;
+    for (const auto& operand : operands) x.push_back(operand.to(at::kFloat));
+    const auto d = evaluate([&](const Inputs& in) { return f(in, Kernel::kFused); }, x).gradients;
+    expect_differences_of_reference(f, operands, d);
+    expect_differences_of_fused(f, operands, d);
   }
 
   // Exact in fp32.
@@ -113,6 +125,52 @@ TEST_P(FusedFiniteDifferences, LightningIndexerScores) {
   expect_differences_of_fused(scores, operands, {d.query_BSHD, d.key_BSD, d.weights_BSH});
 }
 
+// Absorbed (values are the first columns of a key that heads share) and expanded.
+TEST_P(FusedFiniteDifferences, SparseAndDenseAttention) {
+  constexpr int64_t kValues = 32, kColumns = 64;
+  const auto query = exact({1, kS, kHeads, kColumns}, 1);
+  const Inputs forms[] = {
+      {query, exact({1, kS, kColumns}, 2)},
+      {query, exact({1, kS, kHeads, kColumns}, 2), exact({1, kS, kHeads, kValues}, 3)}};
+  const auto chosen = held_selection(), starts = doc_start({{23, 17}});
+  const auto attend = [&](const Inputs& x, Kernel kernel, bool sparse) {
+    const auto value = x.size() > 2 ? x[2] : at::Tensor();
+    const ops::AttentionOptions options{.scale = 0.2, .value_dim = kValues, .kernel = kernel};
+    return sparse ? ops::sparse_flash_attention(x[0], x[1], value, chosen, options).out_BSHV
+                  : ops::flash_attention(x[0], x[1], value, starts, options).out_BSHV;
+  };
+  for (const auto& operands : forms) {
+    for (const bool sparse : {true, false}) {
+      SCOPED_TRACE(::testing::Message()
+                   << (sparse ? "sparse, " : "dense, ") << operands.size() << " operands");
+      expect_differences([&](const Inputs& x, Kernel kernel) { return attend(x, kernel, sparse); },
+                         operands);
+    }
+  }
+}
+
+// The attention's state is held.
+TEST_P(FusedFiniteDifferences, DenseIndexerLoss) {
+  const auto starts = doc_start({{23, 17}});
+  const auto query = exact({1, kS, kHeads, kWidth}, 4, 0.5);
+  const auto key = exact({1, kS, kHeads, kWidth}, 5), value = exact({1, kS, kHeads, kWidth}, 6);
+  constexpr double kScale = 0.3;
+  const auto attention =
+      ops::flash_attention(query, key, value, starts, {.scale = kScale, .return_statistics = true});
+  const Operator loss = [&](const Inputs& x, Kernel kernel) {
+    const auto type = x[0].scalar_type();
+    return ops::dense_indexer_kl_loss({x[0], x[1], x[2]},
+                                      {.query_BSHD = query.to(type),
+                                       .key = key.to(type),
+                                       .softmax_max = attention.softmax_max.to(type),
+                                       .softmax_sum = attention.softmax_sum.to(type),
+                                       .scale = kScale},
+                                      starts, {.kernel = kernel});
+  };
+  expect_differences(
+      loss, index_operands([](auto sizes, uint64_t seed) { return exact(sizes, seed, 0.5); }));
+}
+
 TEST_P(FusedFiniteDifferences, SparseIndexerLoss) {
   const auto operands =
       index_operands([](auto sizes, uint64_t seed) { return exact(sizes, seed, 0.5); });
@@ -122,11 +180,7 @@ TEST_P(FusedFiniteDifferences, SparseIndexerLoss) {
     return ops::sparse_indexer_kl_loss({x[0], x[1], x[2]}, chosen, head_sum.to(x[0].scalar_type()),
                                        kernel);
   };
-  Inputs x;
-  for (const auto& operand : operands) x.push_back(operand.to(at::kFloat));
-  const auto d = evaluate([&](const Inputs& in) { return loss(in, Kernel::kFused); }, x).gradients;
-  expect_differences_of_reference(loss, operands, d);
-  expect_differences_of_fused(loss, operands, d);
+  expect_differences(loss, operands);
 }
 
 TEST_P(FusedFiniteDifferences, AddRmsNorm) {
@@ -135,11 +189,7 @@ TEST_P(FusedFiniteDifferences, AddRmsNorm) {
     const auto result = ops::rms_norm_add(x[0], x[1], x[2], 1e-6, kernel);
     return at::cat({result.y, result.sum}, -1);
   };
-  Inputs x;
-  for (const auto& operand : operands) x.push_back(operand.to(at::kFloat));
-  const auto d = evaluate([&](const Inputs& in) { return norm(in, Kernel::kFused); }, x).gradients;
-  expect_differences_of_reference(norm, operands, d);
-  expect_differences_of_fused(norm, operands, d);
+  expect_differences(norm, operands);
 }
 
 INSTANTIATE_TEST_SUITE_P(Fp32, FusedFiniteDifferences, ::testing::Values(0));
