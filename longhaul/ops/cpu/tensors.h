@@ -52,7 +52,9 @@ class KernelMemory {
   int64_t size_ = 0;
 };
 
-// A call with a workspace of its own.
+// A call with a workspace of its own. It is not kept for the next call: in longhaul's processes
+// freed pages stay with the allocator (cli/startup.h), so that the next one costs no page faults
+// and other tensors lie there in between. For other programs: docs/operators.md.
 template <typename Args>
 void run_kernel(const char* op, const char* (*kernel)(const Args*, void*),
                 size_t (*workspace)(const Args*), const Args& args) {

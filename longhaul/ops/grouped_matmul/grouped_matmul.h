@@ -13,7 +13,10 @@
 namespace longhaul::ops {
 
 // Fused: fp32 and bf16 on the CPU; each group's matrix is packed once for up to 1,024 of its rows,
-// and nothing is made anew for a new number of rows.
+// and nothing is made anew for a new number of rows. Packed matrices are not kept: a step uses each
+// packed form once, unless it has several micro-batches or recomputes, and packing included the
+// bf16 product takes little longer than one of the same FLOPs by oneDNN. What keeping them could
+// gain and would cost: docs/benchmarks.md.
 at::Tensor grouped_matmul(const at::Tensor& x_MK, const at::Tensor& weight_ENK,
                           const at::Tensor& counts_E, Kernel kernel = Kernel::kReference);
 
