@@ -60,8 +60,11 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
   Tensor latent_BSC = kv_a_layernorm_.forward(kv[0]);
   Tensor k_rope_BSR = rotate(kv[1], sequence.rope);
   if (sequence.cut != nullptr) gather_keys(*sequence.cut, latent_BSC, k_rope_BSR);
-  const Operands operands = form_ == MlaForm::kAbsorbed ? absorbed(q, latent_BSC, k_rope_BSR)
-                                                        : expanded(q, latent_BSC, k_rope_BSR);
+  const bool is_absorbed = form_ == MlaForm::kAbsorbed;
+  // Cast once for both of its parts.
+  const Tensor kv_b_HWC = is_absorbed ? kv_b_by_head(latent_BSC.scalar_type()) : Tensor();
+  const Operands operands = is_absorbed ? absorbed(q, latent_BSC, k_rope_BSR, kv_b_HWC)
+                                        : expanded(q, latent_BSC, k_rope_BSR);
   if (ctx.probe) {
     ctx.probe("attn_query", layer_, operands.query);
     ctx.probe("attn_key", layer_, operands.key);
@@ -99,7 +102,7 @@ Tensor Attention::forward(const Tensor& x_BSD, const Sequence& sequence,
 
   const auto result = attend(operands, selection.indices_BSK, sequence, learn);
   const Tensor values_BSHV =
-      form_ == MlaForm::kAbsorbed ? values_from_latents(result.out_BSHV) : result.out_BSHV;
+      is_absorbed ? values_from_latents(result.out_BSHV, kv_b_HWC) : result.out_BSHV;
   const Tensor out =
       o_proj_.forward(values_BSHV.reshape({x_BSD.size(0), x_BSD.size(1), heads_ * value_}));
   if (ctx.probe) ctx.probe("attn_out", layer_, out);
@@ -147,8 +150,8 @@ Tensor Attention::kv_b_by_head(at::ScalarType dtype) const {
 
 // score = (W_uk^T q_nope) . latent + q_rope . k_rope: W_uk moves from the keys to the queries.
 Attention::Operands Attention::absorbed(const Queries& q, const Tensor& latent_BSC,
-                                        const Tensor& k_rope_BSR) const {
-  const Tensor w_uk_HNC = kv_b_by_head(latent_BSC.scalar_type()).narrow(1, 0, nope_);
+                                        const Tensor& k_rope_BSR, const Tensor& kv_b_HWC) const {
+  const Tensor w_uk_HNC = kv_b_HWC.narrow(1, 0, nope_);
   return {at::cat({ops::linear_by_head(q.nope_BSHN, w_uk_HNC), q.rope_BSHR}, -1),
           at::cat({latent_BSC, k_rope_BSR}, -1), Tensor()};
 }
@@ -163,8 +166,8 @@ Attention::Operands Attention::expanded(const Queries& q, const Tensor& latent_B
   return {at::cat({q.nope_BSHN, q.rope_BSHR}, -1), at::cat({kv[0], k_rope}, -1), kv[1]};
 }
 
-Tensor Attention::values_from_latents(const Tensor& latents_BSHC) const {
-  const Tensor w_uv_HVC = kv_b_by_head(latents_BSHC.scalar_type()).narrow(1, nope_, value_);
+Tensor Attention::values_from_latents(const Tensor& latents_BSHC, const Tensor& kv_b_HWC) const {
+  const Tensor w_uv_HVC = kv_b_HWC.narrow(1, nope_, value_);
   return ops::linear_by_head(latents_BSHC, w_uv_HVC.transpose(1, 2));
 }
 

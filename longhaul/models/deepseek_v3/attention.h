@@ -33,14 +33,15 @@ class Attention : public nn::Module {
   };
 
   Queries project_queries(const Tensor& x_BSD, const RopeTable& rope) const;
-  Operands absorbed(const Queries& q, const Tensor& latent_BSC, const Tensor& k_rope_BSR) const;
+  Operands absorbed(const Queries& q, const Tensor& latent_BSC, const Tensor& k_rope_BSR,
+                    const Tensor& kv_b_HWC) const;
   Operands expanded(const Queries& q, const Tensor& latent_BSC, const Tensor& k_rope_BSR) const;
   Tensor rotate(const Tensor& x, const RopeTable& rope) const;
   // The latents and rope keys of the whole sequence from those of a slice, in place.
   void gather_keys(const SequenceCut& cut, Tensor& latent_BSC, Tensor& k_rope_BSR) const;
-  // kv_b_proj by head, [H, N + V, C].
+  // kv_b_proj by head, [H, W, C] with W = N + V.
   Tensor kv_b_by_head(at::ScalarType dtype) const;
-  Tensor values_from_latents(const Tensor& latents_BSHC) const;
+  Tensor values_from_latents(const Tensor& latents_BSHC, const Tensor& kv_b_HWC) const;
 
   ops::AttentionResult attend(const Operands& operands, const Tensor& indices,
                               const Sequence& sequence, bool for_indexer) const;
