@@ -61,11 +61,11 @@ void check_shape(const Tensor& x, at::IntArrayRef expected, const char* what);
 
 // Throws Error with the expected and the actual dtype unless `x` has that of `like`, which
 // `like_what` names; unless it holds floating-point numbers; unless it holds int32 or int64.
-// Indices for kernels that read int32; values that it does not hold stay outside of any range.
-Tensor to_int32(const Tensor& indices);
-
 void check_same_dtype(const Tensor& x, const Tensor& like, const char* what, const char* like_what);
 void check_is_floating(const Tensor& x, const char* what);
 void check_is_integer(const Tensor& x, const char* what);
+
+// Indices for kernels that read int32; values that it does not hold stay outside of any range.
+Tensor to_int32(const Tensor& indices);
 
 }  // namespace longhaul::ops

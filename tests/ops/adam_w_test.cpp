@@ -168,7 +168,7 @@ TEST(AdamW, BadInput) {
   EXPECT_THAT(message_of([&] { update(s.param, s.param, s.exp_avg, small, 1, kOptions); }),
               ::testing::HasSubstr("exp_avg_sq: expected [4], got [3]"));
   EXPECT_THAT(message_of([&] { update(s.param, s.param, s.exp_avg, s.exp_avg_sq, 0, kOptions); }),
-              ::testing::HasSubstr("step 0"));
+              ::testing::HasSubstr("step: expected at least 1, got 0"));
 }
 
 }  // namespace

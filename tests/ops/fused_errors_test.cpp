@@ -128,7 +128,8 @@ TEST_P(FusedErrors, Indexer) {
                           const at::Tensor& starts, int64_t topk = kTopK) {
     return message_of([&] { ops::lightning_indexer(query, key, w, starts, topk, Kernel::kFused); });
   };
-  EXPECT_THAT(select(query_, shared_key_, weights, starts_, 0), HasSubstr("topk is 0"));
+  EXPECT_THAT(select(query_, shared_key_, weights, starts_, 0),
+              HasSubstr("topk: expected at least 1, got 0"));
   EXPECT_THAT(select(query_[0], shared_key_, weights, starts_),
               HasSubstr("indexer query: expected 4 dimensions, got 5 x 2 x 32"));
   EXPECT_THAT(select(query_, shared_key_.flatten(), weights, starts_),

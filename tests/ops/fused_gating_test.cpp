@@ -172,9 +172,9 @@ TEST_P(FusedGating, BadInput) {
       ops::moe_gating_top_k(at::zeros({4, 6}), at::zeros({bias}), options, chosen, Kernel::kFused);
     });
   };
-  EXPECT_THAT(call({.k = 7}, 6), HasSubstr("top-7 of 6 experts"));
+  EXPECT_THAT(call({.k = 7}, 6), HasSubstr("k: expected 1 to 6 experts, got 7"));
   EXPECT_THAT(call({.k = 1, .n_group = 2, .topk_group = 3}, 6),
-              HasSubstr("the best 3 of 2 groups"));
+              HasSubstr("topk_group: expected 1 to 2 groups, got 3"));
   EXPECT_THAT(call({.k = 1, .n_group = 4, .topk_group = 1}, 6),
               HasSubstr("experts in n_group groups"));
   EXPECT_THAT(call({.k = 1}, 5), HasSubstr("router bias: expected [6], got [5]"));

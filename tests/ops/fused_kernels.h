@@ -36,8 +36,8 @@ inline double frobenius(const at::Tensor& actual, const at::Tensor& expected, do
   return error / std::max(norm, floor * std::sqrt(static_cast<double>(e.numel())));
 }
 
-// The floor for what is a share of 1 or a sum of such shares' differences, and so small: the
-// indexer's loss, the gradients of its operands, head sums.
+// The floor for what is small as a rule: head sums, the indexer's loss and the gradients of its
+// operands.
 inline constexpr double kSmall = 0.01;
 
 }  // namespace longhaul::testing

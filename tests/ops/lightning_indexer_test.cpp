@@ -205,7 +205,8 @@ TEST(LightningIndexer, BadInput) {
                         const at::Tensor& s, int64_t topk) {
     return message_of([&] { ops::lightning_indexer(q, k, w, s, topk); });
   };
-  EXPECT_THAT(call(in.query, in.key, in.weights, starts, 0), HasSubstr("topk is 0"));
+  EXPECT_THAT(call(in.query, in.key, in.weights, starts, 0),
+              HasSubstr("topk: expected at least 1, got 0"));
   EXPECT_THAT(call(in.query[0], in.key, in.weights, starts, 2),
               HasSubstr("indexer query: expected 4 dimensions, got 5 x 3 x 4"));
   EXPECT_THAT(call(in.query, at::zeros({2, 5, 6}), in.weights, starts, 2),

@@ -186,11 +186,11 @@ TEST(ChooseExperts, BadInput) {
   const auto call = [](at::IntArrayRef scores, const at::Tensor& bias, const GatingOptions& o) {
     return message_of([&] { ops::choose_experts(at::zeros(scores), bias, o); });
   };
-  EXPECT_THAT(call({3, 8}, {}, {.k = 9}), HasSubstr("top-9 of 8 experts"));
-  EXPECT_THAT(call({3, 8}, {}, {.k = 0}), HasSubstr("top-0 of 8 experts"));
+  EXPECT_THAT(call({3, 8}, {}, {.k = 9}), HasSubstr("k: expected 1 to 8 experts, got 9"));
+  EXPECT_THAT(call({3, 8}, {}, {.k = 0}), HasSubstr("k: expected 1 to 8 experts, got 0"));
   EXPECT_THAT(call({3, 8}, {}, {.k = 1, .n_group = 3}), HasSubstr("8 is not a multiple of 3"));
   EXPECT_THAT(call({3, 8}, {}, {.k = 1, .n_group = 2, .topk_group = 3}),
-              HasSubstr("the best 3 of 2 groups"));
+              HasSubstr("topk_group: expected 1 to 2 groups, got 3"));
   EXPECT_THAT(call({3, 8}, at::zeros({7}), {}), HasSubstr("bias: expected [8], got [7]"));
   EXPECT_THAT(call({24}, {}, {}), HasSubstr("expected 2 dimensions, got 24"));
 }

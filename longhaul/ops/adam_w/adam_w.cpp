@@ -10,7 +10,7 @@ namespace longhaul::ops {
 namespace {
 
 void check(const AdamWUpdate& u) {
-  LONGHAUL_CHECK(u.step >= 1, "adam_w: step {}, must be at least 1", u.step);
+  LONGHAUL_CHECK(u.step >= 1, "adam_w: step: expected at least 1, got {}", u.step);
   check_shape(u.grad, u.param.sizes(), "adam_w: grad");
   check_shape(u.exp_avg, u.param.sizes(), "adam_w: exp_avg");
   check_shape(u.exp_avg_sq, u.param.sizes(), "adam_w: exp_avg_sq");

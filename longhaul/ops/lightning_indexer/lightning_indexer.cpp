@@ -126,7 +126,7 @@ IndexerSelection lightning_indexer(const Tensor& query_BSHD, const Tensor& key_B
                   static_cast<int64_t>(kernel));
     return {indices, scores};
   }
-  LONGHAUL_CHECK(topk >= 1, "lightning_indexer: topk is {}, must be at least 1", topk);
+  LONGHAUL_CHECK(topk >= 1, "lightning_indexer: topk: expected at least 1, got {}", topk);
   check_indexer_inputs({query_BSHD, key_BSD, weights_BSH});
   const int64_t B = query_BSHD.size(0), S = query_BSHD.size(1), L = key_BSD.size(1);
   check_key_range(range, {B, S}, L, "lightning_indexer: doc_start");

@@ -11,10 +11,11 @@ namespace longhaul::ops {
 inline void check_gating(const Tensor& scores_TE, const Tensor& bias_E,
                          const GatingOptions& options) {
   check_dims(scores_TE, 2, "router scores");
-  LONGHAUL_CHECK(options.k >= 1 && options.k <= scores_TE.size(1), "top-{} of {} experts",
-                 options.k, scores_TE.size(1));
+  LONGHAUL_CHECK(options.k >= 1 && options.k <= scores_TE.size(1),
+                 "router: k: expected 1 to {} experts, got {}", scores_TE.size(1), options.k);
   LONGHAUL_CHECK(options.topk_group >= 1 && options.topk_group <= options.n_group,
-                 "the best {} of {} groups", options.topk_group, options.n_group);
+                 "router: topk_group: expected 1 to {} groups, got {}", options.n_group,
+                 options.topk_group);
   div_exact(scores_TE.size(1), options.n_group, "experts in n_group groups");
   if (bias_E.defined()) check_shape(bias_E, {scores_TE.size(1)}, "router bias");
 }
