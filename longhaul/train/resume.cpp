@@ -10,6 +10,7 @@
 #include "longhaul/base/text.h"
 #include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/checkpoint/locate.h"
+#include "longhaul/config/load.h"
 #include "longhaul/dtensor/exchange.h"
 
 namespace longhaul::train {
@@ -76,6 +77,21 @@ std::string find_finished(const JobConfig& config, int64_t below) {
     }
   }
   return "";
+}
+
+// What the job that saved a checkpoint had left out itself.
+Excluded excluded_when_saved(const fs::path& step_folder) {
+  const std::string job = checkpoint::read_manifest(step_folder).trainer.value("job", "");
+  if (job.empty()) return {};
+  try {
+    return excluded_from_loading(parse_job(job, step_folder.string()));
+  } catch (const UserError& error) {
+    log::warn(
+        "the job that {} was made with is not valid in this version ({}); whether it had left out "
+        "what checkpoint.exclude_from_loading names is not known, so it is left out now",
+        step_folder.string(), error.what());
+    return {};
+  }
 }
 
 }  // namespace
@@ -169,6 +185,28 @@ Excluded excluded_from_loading(const JobConfig& config) {
                  "train_state, or neither");
   }
   return {.optimizer = has("optimizer"), .data = has("dataloader"), .step = has("train_state")};
+}
+
+Excluded excluded_from_own(const JobConfig& config, const fs::path& step_folder) {
+  Excluded excluded = excluded_from_loading(config);
+  if (config.checkpoint.exclude_from_loading.empty()) return excluded;
+  const Excluded before = excluded_when_saved(step_folder);
+  std::vector<std::string> own;
+  const auto keep_own = [&](bool& part, bool was_excluded, const char* names) {
+    if (!part || !was_excluded) return;
+    part = false;
+    own.emplace_back(names);
+  };
+  keep_own(excluded.optimizer, before.optimizer, "optimizer");
+  keep_own(excluded.data, before.data, "dataloader");
+  keep_own(excluded.step, before.step, "lr_scheduler and train_state");
+  if (!own.empty()) {
+    log::info(
+        "checkpoint.exclude_from_loading was followed before {} was saved: {} in it are the run's "
+        "own, and restored",
+        step_folder.string(), fmt::join(own, ", "));
+  }
+  return excluded;
 }
 
 fs::path find_initial_state(const JobConfig& config, const fs::path& path,

@@ -34,6 +34,10 @@ void make_way_for_weights(const JobConfig& config, int64_t step,
 // others.
 Excluded excluded_from_loading(const JobConfig& config);
 
+// Of those, what is left out of the run's own checkpoint: a part that the job which saved it names
+// as well was left out before, and what the checkpoint has of it is the run's own. Says so.
+Excluded excluded_from_own(const JobConfig& config, const fs::path& step_folder);
+
 // The full checkpoint that a new run goes on from: checkpoint.initial_load_path is one, or a folder
 // with some. UserError if it is not.
 fs::path find_initial_state(const JobConfig& config, const fs::path& path,

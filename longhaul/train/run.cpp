@@ -271,13 +271,14 @@ void Run::resume_or_begin() {
   const Excluded excluded = excluded_from_loading(config_);
   const auto& ranks = *trainer_.dims().all;
   if (const auto found = find_resumable_step(config_, ranks)) {
-    if (excluded.step) {
+    const Excluded of_own = excluded_from_own(config_, *found);
+    if (of_own.step) {
       fail_setting(
           config_, "checkpoint.exclude_from_loading",
           "a run that goes on has the step of its own checkpoint; leave train_state out, or "
           "start a new run with checkpoint.initial_load_path");
     }
-    trainer_.restore(*found, excluded);
+    trainer_.restore(*found, of_own);
     log::info("resumed from {}", found->string());
     return;
   }

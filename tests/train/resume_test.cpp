@@ -206,6 +206,42 @@ TEST(Resume, PartsOfAStateThatAreNotRestored) {
   EXPECT_EQ(ours["optimizer_steps"][kNorm], 1);
 }
 
+// The same command once more: the parts are the run's own by then.
+TEST(Resume, PartsAreLeftOutOfAnotherRunsStateOnly) {
+  const GoldenJob first("hf_base", batches());
+  const auto saved = first.folder.path() / "run/checkpoint/step-2";
+  run(first.config({"--training.steps", "2", "--checkpoint.last_save_model_only", "false"}));
+  struct Case {
+    const char* excluded;
+    int step, rows, updates;  // after one step and one more after a restart
+  };
+  for (const auto& [excluded, step, rows, updates] :
+       {Case{"optimizer", 4, 8, 2}, Case{"dataloader", 4, 4, 4},
+        Case{"lr_scheduler,train_state", 2, 8, 4}}) {
+    SCOPED_TRACE(excluded);
+    const GoldenJob second("hf_base", batches());
+    const auto train_to = [&](int last) {
+      const test::LogCapture log;
+      run(second.config({"--training.steps", std::to_string(last), "--checkpoint.initial_load_path",
+                         saved.string(), "--checkpoint.initial_load_in_hf", "false",
+                         "--checkpoint.initial_load_model_only", "false",
+                         "--checkpoint.last_save_model_only", "false",
+                         "--checkpoint.exclude_from_loading", excluded}));
+      return log.text();
+    };
+    const char* followed = "checkpoint.exclude_from_loading was followed before";
+    EXPECT_EQ(train_to(step - 1).find(followed), std::string::npos);
+    const std::string log = train_to(step);
+    EXPECT_NE(log.find(followed), std::string::npos) << log;
+    const auto trainer =
+        checkpoint::load(second.folder.path() / fmt::format("run/checkpoint/step-{}", step))
+            .trainer;
+    EXPECT_EQ(trainer["step"], step);
+    EXPECT_EQ(trainer["rows"], rows);
+    EXPECT_EQ(trainer["optimizer_steps"][kNorm], updates);
+  }
+}
+
 std::string error_of_run(const JobConfig& config) {
   try {
     run(config);
