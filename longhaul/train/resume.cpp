@@ -142,6 +142,10 @@ std::optional<fs::path> find_resumable_step(const JobConfig& config,
   on_first(ranks, [&] {
     if (!found) {
       refuse_to_start_over(folder);
+      if (any) {
+        log::warn("{}: all checkpoints are model-only, so the run begins anew beside them",
+                  folder.string());
+      }
     } else if (options.load_step >= 0 && saves(config)) {
       abandon_later_steps(folder, options.load_step);
     }
@@ -150,18 +154,26 @@ std::optional<fs::path> find_resumable_step(const JobConfig& config,
   return found;
 }
 
-void make_way_for_weights(const JobConfig& config, int64_t step,
-                          const dtensor::Communicator& ranks) {
+void make_way(const JobConfig& config, int64_t step, bool model_only,
+              const dtensor::Communicator& ranks) {
   const fs::path there = checkpoint::step_path(checkpoint_folder(config), step);
   on_first(ranks, [&] {
     try {
-      if (checkpoint::read_manifest(there).model_only) return "";
+      if (checkpoint::read_manifest(there).model_only == model_only) return "";
     } catch (const UserError&) {
       return "";  // there is none, or nothing vouches for it
     }
-    const fs::path aside = set_aside(there);
-    log::warn("{}, which this run has passed over, is now {}: the weights of step {} take its name",
-              there.string(), aside.string(), step);
+    const std::string aside = set_aside(there).string();
+    if (model_only) {
+      log::warn(
+          "{}, which this run has passed over, is now {}: the weights of step {} take its name",
+          there.string(), aside, step);
+    } else {
+      log::warn(
+          "{}, the weights that a run has ended with, is now {}: the state of step {} takes "
+          "its name",
+          there.string(), aside, step);
+    }
     return "";
   });
 }

@@ -21,14 +21,15 @@ std::optional<int64_t> finished_step(const JobConfig& config, const dtensor::Com
 
 // The step folder to resume from, if there is one. Clears away what saves that died have left, and
 // moves aside what the run leaves behind it.
-// UserError if there are checkpoints and none can be resumed from.
+// UserError if there are full or damaged checkpoints and none can be resumed from.
 std::optional<fs::path> find_resumable_step(const JobConfig& config,
                                             const dtensor::Communicator& ranks);
 
-// Before the weights alone of `step` are saved: a full checkpoint of it, which the run has passed
-// over, gets another name, so that it is not lost for them.
-void make_way_for_weights(const JobConfig& config, int64_t step,
-                          const dtensor::Communicator& ranks);
+// Before `step` is saved, the weights alone or the whole state: a checkpoint of it that is of the
+// other kind gets another name, so that it is not lost. The run has passed over a full one, and has
+// gone on from an earlier step than a model-only one.
+void make_way(const JobConfig& config, int64_t step, bool model_only,
+              const dtensor::Communicator& ranks);
 
 // checkpoint.exclude_from_loading, in TorchTitan's names of the parts of a state. UserError for
 // others.

@@ -123,6 +123,39 @@ TEST(Resume, AModelOnlyCheckpointIsNotResumedFromAndNotPurged) {
   EXPECT_TRUE(fs::exists(folder / "step-4"));
 }
 
+// A longer job passes the step that a shorter one has ended with.
+TEST(Resume, AFullCheckpointDoesNotReplaceFinishedWeights) {
+  const GoldenJob job("hf_base", batches());
+  const auto folder = job.folder.path() / "run/checkpoint";
+  run(job.config({"--training.steps", "4", "--checkpoint.interval", "2"}));
+  const auto finished = checkpoint::load(folder / "step-4");
+  ASSERT_TRUE(finished.model_only);
+  const test::LogCapture log;
+  run(job.config({"--training.steps", "6", "--checkpoint.interval", "2"}));
+  EXPECT_FALSE(checkpoint::load(folder / "step-4").model_only);
+  const auto aside = checkpoint::load(folder / "step-4.abandoned-1");
+  EXPECT_TRUE(aside.model_only);
+  for (const auto& [name, tensor] : finished.tensors) {
+    EXPECT_TRUE(at::equal(aside.tensors.at(name), tensor)) << name;
+  }
+  EXPECT_NE(log.text().find("the weights that a run has ended with, is now"), std::string::npos)
+      << log.text();
+}
+
+TEST(Resume, BesideModelOnlyCheckpointsTheRunBeginsAnewAndSaysSo) {
+  const GoldenJob job("hf_base", batches());
+  const auto folder = job.folder.path() / "run/checkpoint";
+  run(job.config({"--training.steps", "1"}));
+  const test::LogCapture log;
+  run(job.config({"--training.steps", "2"}));
+  EXPECT_NE(log.text().find("all checkpoints are model-only, so the run begins anew"),
+            std::string::npos)
+      << log.text();
+  for (const char* step : {"step-1", "step-2"}) {
+    EXPECT_TRUE(checkpoint::load(folder / step).model_only) << step;
+  }
+}
+
 // What an older version allowed: a key that is gone, a value that is refused now.
 TEST(Resume, ASavedJobThatIsNotValidAnyMoreIsOnlyAWarning) {
   const GoldenJob job("hf_base", batches());
