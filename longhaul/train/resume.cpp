@@ -12,6 +12,7 @@
 #include "longhaul/checkpoint/locate.h"
 #include "longhaul/config/load.h"
 #include "longhaul/dtensor/exchange.h"
+#include "longhaul/train/hf_export.h"
 
 namespace longhaul::train {
 namespace {
@@ -120,6 +121,15 @@ std::optional<int64_t> finished_step(const JobConfig& config, const dtensor::Com
       log::warn("{} is passed over: {}", path.string(), error.what());
     }
   }
+}
+
+bool lacks_export(const JobConfig& config, int64_t step, const dtensor::Communicator& ranks) {
+  if (!saves(config) || !config.checkpoint.last_save_in_hf) return false;
+  const fs::path saved = checkpoint::step_path(checkpoint_folder(config), step);
+  return !on_first(ranks, [&] {
+            const bool full = !checkpoint::read_manifest(saved).model_only;
+            return full && !fs::exists(hf_folder(config, step)) ? "yes" : "";
+          }).empty();
 }
 
 std::optional<fs::path> find_resumable_step(const JobConfig& config,

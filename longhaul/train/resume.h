@@ -19,6 +19,10 @@ bool saves(const JobConfig& config);
 // The step at or beyond the job's last one that lies complete in the folder, whatever its kind.
 std::optional<int64_t> finished_step(const JobConfig& config, const dtensor::Communicator& ranks);
 
+// Whether that step is still to be written as the Hugging Face folder that the job asks for: its
+// whole state is saved and the folder is absent, as after an export that failed.
+bool lacks_export(const JobConfig& config, int64_t step, const dtensor::Communicator& ranks);
+
 // The step folder to resume from, if there is one. Clears away what saves that died have left, and
 // moves aside what the run leaves behind it.
 // UserError if there are full or damaged checkpoints and none can be resumed from.

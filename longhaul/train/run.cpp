@@ -421,6 +421,7 @@ void Run::make_way_for(bool model_only) {
 // cannot be written), the steps since the last checkpoint are not lost for it.
 void Run::rescue_state() {
   try {
+    if (trainer_.progress().step == first_step_ && is_saved()) return;  // it goes on from it
     make_way_for(/*model_only=*/false);
     saver_->save(trainer_.snapshot());
     saver_->finish();
@@ -494,7 +495,8 @@ Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop,
   check_parallelism(config, resolved, dims.degrees);
   check_machine(config, resolved, dims.fsdp->size() * dims.degrees.tp);
   const FileDescriptor claim = dims.is_first() ? claim_run_folder(config) : FileDescriptor();
-  if (const auto finished = finished_step(config, *dims.all)) {
+  const auto finished = finished_step(config, *dims.all);
+  if (finished && !lacks_export(config, *finished, *dims.all)) {
     log::info("nothing to do: training.steps is {} and step {} is already in {}",
               config.training.steps, *finished, checkpoint_folder(config).string());
     return Outcome::kAlreadyDone;
