@@ -45,19 +45,6 @@ fs::path set_aside(const fs::path& step_folder) {
   return aside;
 }
 
-// Going back to an earlier step begins another history: what came after it is set aside, else the
-// next start would pick the old history up again.
-void abandon_later_steps(const fs::path& folder, int64_t step) {
-  for (const auto& found : checkpoint::list_steps(folder)) {
-    if (found.step <= step) continue;
-    const fs::path aside = set_aside(found.path);
-    log::warn(
-        "{} is after checkpoint.load_step = {}; it is now {}. Remove that key before the next "
-        "start, which else goes back to step {} again",
-        found.path.string(), step, aside.string(), step);
-  }
-}
-
 // What the first rank does and says; its error is everybody's. Collective.
 std::string on_first(const dtensor::Communicator& ranks,
                      const std::function<std::string()>& action) {
@@ -156,12 +143,26 @@ std::optional<fs::path> find_resumable_step(const JobConfig& config,
         log::warn("{}: all checkpoints are model-only, so the run begins anew beside them",
                   folder.string());
       }
-    } else if (options.load_step >= 0 && saves(config)) {
-      abandon_later_steps(folder, options.load_step);
     }
     return "";
   });
   return found;
+}
+
+void abandon_later_steps(const JobConfig& config, const dtensor::Communicator& ranks) {
+  const int64_t step = config.checkpoint.load_step;
+  if (step < 0 || !saves(config)) return;
+  on_first(ranks, [&] {
+    for (const auto& found : checkpoint::list_steps(checkpoint_folder(config))) {
+      if (found.step <= step) continue;
+      const fs::path aside = set_aside(found.path);
+      log::warn(
+          "{} is after checkpoint.load_step = {}; it is now {}. Remove that key before the next "
+          "start, which else goes back to step {} again",
+          found.path.string(), step, aside.string(), step);
+    }
+    return "";
+  });
 }
 
 void make_way(const JobConfig& config, int64_t step, bool model_only,

@@ -23,11 +23,15 @@ std::optional<int64_t> finished_step(const JobConfig& config, const dtensor::Com
 // whole state is saved and the folder is absent, as after an export that failed.
 bool lacks_export(const JobConfig& config, int64_t step, const dtensor::Communicator& ranks);
 
-// The step folder to resume from, if there is one. Clears away what saves that died have left, and
-// moves aside what the run leaves behind it.
+// The step folder to resume from, if there is one. Clears away what saves that died have left.
 // UserError if there are full or damaged checkpoints and none can be resumed from.
 std::optional<fs::path> find_resumable_step(const JobConfig& config,
                                             const dtensor::Communicator& ranks);
+
+// Once the run has its state: going back to an earlier step (checkpoint.load_step) begins another
+// history, and what came after it gets another name, else the next start would pick the old one up
+// again. A run that saves nothing leaves it alone.
+void abandon_later_steps(const JobConfig& config, const dtensor::Communicator& ranks);
 
 // Before `step` is saved, the weights alone or the whole state: a checkpoint of it that is of the
 // other kind gets another name, so that it is not lost. The run has passed over a full one, and has

@@ -281,6 +281,7 @@ void Run::resume_or_begin() {
           "start a new run with checkpoint.initial_load_path");
     }
     trainer_.restore(*found, of_own);
+    abandon_later_steps(config_, ranks);
     log::info("resumed from {}", found->string());
     return;
   }

@@ -514,5 +514,22 @@ TEST(Resume, LoadStepChoosesAndAMissingOneIsAnError) {
   }
 }
 
+// A run that cannot start has left nothing behind it yet.
+TEST(Resume, LoadStepSetsNothingAsideForAJobThatDoesNotFit) {
+  const GoldenJob job("hf_base", batches());
+  const auto folder = job.folder.path() / "run/checkpoint";
+  run(job.config({"--training.steps", "4", "--checkpoint.interval", "2"}));
+  const Overrides back = {"--training.steps", "5", "--checkpoint.load_step", "2"};
+  for (const Overrides& misfit :
+       {Overrides{"--mtp.num_modules", "0"},
+        Overrides{"--checkpoint.exclude_from_loading", "lr_scheduler,train_state"}}) {
+    EXPECT_NE(error_of_run(job.config(with(back, misfit))), "no error");
+    EXPECT_TRUE(fs::exists(folder / "step-4"));
+    EXPECT_FALSE(fs::exists(folder / "step-4.abandoned-1"));
+  }
+  run(job.config(back));
+  EXPECT_TRUE(fs::exists(folder / "step-4.abandoned-1"));
+}
+
 }  // namespace
 }  // namespace longhaul::testing
