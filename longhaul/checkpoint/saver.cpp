@@ -8,6 +8,7 @@
 #include "longhaul/base/clock.h"
 #include "longhaul/base/log.h"
 #include "longhaul/base/text.h"
+#include "longhaul/checkpoint/checkpoint_reader.h"
 
 namespace longhaul::checkpoint {
 
@@ -52,9 +53,16 @@ void Saver::Job::fail_lost(const std::string& error) {
       name(), error, options.folder.string()));
 }
 
+// What a disk or a memory has damaged on its way is not what the sound ones are deleted for.
+void verify_new(const fs::path& folder, const PurgeOptions& options) {
+  const CheckpointReader reader(step_path(folder, options.saved_step));
+  if (!reader.manifest().model_only) reader.verify({}, options.progress);
+}
+
 // What is saved is safe, whatever becomes of the older ones.
 void purge_or_warn(const fs::path& folder, const PurgeOptions& options) {
   try {
+    if (options.keep_latest_k == 1) verify_new(folder, options);  // it is to stay alone
     purge(folder, options);
   } catch (const std::exception& error) {
     log::warn("old checkpoints in '{}' are not deleted: {}", folder.string(), error.what());

@@ -1,6 +1,7 @@
 // The checkpoints of a run, as it goes: saved at once, or copied and saved while training goes on
-// (checkpoint.async_mode). Older ones are deleted when a newer one is durable. Called by train/
-// from one thread; ranks call it together.
+// (checkpoint.async_mode). Older ones are deleted when a newer one is durable and, where it stays
+// alone, has been read and compared with its checksums. Called by train/ from one thread; ranks
+// call it together.
 #pragma once
 
 #include <functional>

@@ -188,6 +188,32 @@ TEST(Saver, LeavesTheStepsOfAnotherHistoryAlone) {
   EXPECT_THAT(names_in(folder.path()), ElementsAre("step-320"));
 }
 
+// Its sizes are right, and nothing but its checksums tells.
+TEST(Saver, TheOnlySoundOneIsNotDeletedForADamagedOne) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  for (const auto mode : {AsyncMode::kDisabled, AsyncMode::kCopy}) {
+    const TempFolder folder;
+    dtensor::World world = dtensor::World::single();
+    const test::LogCapture log;
+    auto keep_one = options(folder, mode);
+    keep_one.keep_latest_k = 1;
+    Saver saver(keep_one, alone(world), world.shared_log());
+    saver.save(make_snapshot(1));
+    saver.finish();
+    {
+      const fault::Armed armed("file.write:1:flip");
+      saver.save(make_snapshot(2));
+      saver.finish();
+    }
+    EXPECT_THAT(names_in(folder.path()), ElementsAre("step-1", "step-2"));
+    EXPECT_THAT(log.text(), HasSubstr("are not deleted"));
+    EXPECT_EQ(find_resumable(folder.path()), folder / "step-1");
+    saver.save(make_snapshot(3));
+    saver.finish();
+    EXPECT_THAT(names_in(folder.path()), ElementsAre("step-3"));
+  }
+}
+
 // A step's time limit is no limit of the save beside it: here a rank takes a second for its share.
 TEST(Saver, TheLimitOfStepsLeavesASaveAlone) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
