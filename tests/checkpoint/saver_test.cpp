@@ -87,6 +87,24 @@ TEST(Saver, OlderOnesGoWhenANewerOneIsDurable) {
   }
 }
 
+// The last save ends while the older ones of the save before are still being deleted.
+TEST(Saver, NoDeletionIsLeftOutAtTheEnd) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  for (const auto mode : {AsyncMode::kDisabled, AsyncMode::kCopy}) {
+    const TempFolder folder;
+    dtensor::World world = dtensor::World::single();
+    Saver saver(options(folder, mode), alone(world), world.shared_log());
+    auto slow = std::make_unique<fault::Armed>("checkpoint.purge:1:wait");
+    for (const int step : {1, 2, 3, 4, 5}) saver.save(make_snapshot(step));
+    // In the background, until the last save has ended.
+    while (!fs::exists(folder / "step-5")) ::usleep(1000);
+    EXPECT_EQ(saver.failure(), std::nullopt);
+    slow.reset();
+    saver.finish();
+    EXPECT_THAT(names_in(folder.path()), ElementsAre("step-4", "step-5"));
+  }
+}
+
 TEST(Saver, AFailureInTheBackgroundIsToldOnceAndTheOlderCheckpointStays) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
   const TempFolder folder;
