@@ -126,7 +126,7 @@ std::vector<Checksummed> share_of(const std::vector<Checksummed>& list, const Sh
 }
 
 // Each piece is hashed while it is in the cache.
-void compare(Checksummed& item, const fs::path& folder) {
+void compare(Checksummed& item, const fs::path& folder, const std::function<void()>& progress) {
   const FileReader file(folder / item.file);
   std::vector<std::byte> buffer(item.to == nullptr ? kHashPiece : 0);
   Hasher hash;
@@ -136,6 +136,7 @@ void compare(Checksummed& item, const fs::path& folder) {
     file.read(place, {to, static_cast<size_t>(bytes)});
     hash.update(to, static_cast<size_t>(bytes));
     place += bytes;
+    if (progress) progress();
   }
   item.matches = hash.hex() == item.expected;
 }
@@ -158,8 +159,9 @@ Problems describe_mismatches(const fs::path& folder, const std::vector<Checksumm
   return problems;
 }
 
-Problems find_mismatches(const fs::path& folder, std::vector<Checksummed> list) {
-  parallel_tasks(list.size(), [&](size_t i) { compare(list[i], folder); });
+Problems find_mismatches(const fs::path& folder, std::vector<Checksummed> list,
+                         const std::function<void()>& progress = {}) {
+  parallel_tasks(list.size(), [&](size_t i) { compare(list[i], folder, progress); });
   return describe_mismatches(folder, list);
 }
 
@@ -208,8 +210,9 @@ at::Tensor CheckpointReader::load_rows(const std::string& name, int64_t first,
   return read_rows(file, file.info(name), first, count);
 }
 
-void CheckpointReader::verify(const Share& share) const {
-  throw_if_any(find_mismatches(path_, share_of(list_checksums(manifest_, files_), share)));
+void CheckpointReader::verify(const Share& share, const std::function<void()>& progress) const {
+  throw_if_any(
+      find_mismatches(path_, share_of(list_checksums(manifest_, files_), share), progress));
 }
 
 TensorMap CheckpointReader::load_verified() const {

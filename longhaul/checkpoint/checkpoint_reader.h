@@ -1,6 +1,8 @@
 // One step-N folder, opened and checked against its manifest; and the search for damage in it.
-// Called by load(), find_resumable(), purge() and the tools.
+// Called by load(), find_resumable(), purge(), the Saver and the tools.
 #pragma once
+
+#include <functional>
 
 #include "longhaul/checkpoint/manifest.h"
 #include "longhaul/checkpoint/tensor_file.h"
@@ -31,8 +33,9 @@ class CheckpointReader : public TensorSource {
   std::string checksum(const std::string& name) const override { return entry(name).checksum; }
 
   const Manifest& manifest() const { return manifest_; }
-  // Reads every byte. UserError with the first thing that does not match its checksum.
-  void verify(const Share& share = {}) const;
+  // Reads every byte. UserError with the first thing that does not match its checksum. `progress`
+  // is called with every piece, by several threads at once.
+  void verify(const Share& share = {}, const std::function<void()>& progress = {}) const;
   // All tensors, compared with their checksums as they are read. UserError as verify()'s.
   TensorMap load_verified() const;
 

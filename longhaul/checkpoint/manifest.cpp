@@ -1,5 +1,7 @@
 #include "longhaul/checkpoint/manifest.h"
 
+#include <cerrno>
+
 #include "longhaul/base/hash.h"
 #include "longhaul/base/json.h"
 
@@ -137,11 +139,14 @@ Manifest decode_manifest(std::string_view text, const std::string& where) {
 
 Manifest read_manifest(const fs::path& step_folder) {
   const fs::path path = step_folder / kManifestName;
-  std::error_code ignored;
-  if (!fs::exists(path, ignored)) {
+  std::string text;
+  try {
+    text = read_file(path);
+  } catch (const FileError& error) {
+    if (error.code() != ENOENT) throw;
     fail_user("'{}' has no {}: it is no complete checkpoint", step_folder.string(), kManifestName);
   }
-  return decode_manifest(read_file(path), path.string());
+  return decode_manifest(text, path.string());
 }
 
 std::string misnamed(const Manifest& manifest, int64_t step) {

@@ -8,6 +8,7 @@
 #include "longhaul/base/clock.h"
 #include "longhaul/base/log.h"
 #include "longhaul/base/text.h"
+#include "longhaul/checkpoint/checkpoint_reader.h"
 
 namespace longhaul::checkpoint {
 
@@ -52,9 +53,16 @@ void Saver::Job::fail_lost(const std::string& error) {
       name(), error, options.folder.string()));
 }
 
+// What a disk or a memory has damaged on its way is not what the sound ones are deleted for.
+void verify_new(const fs::path& folder, const PurgeOptions& options) {
+  const CheckpointReader reader(step_path(folder, options.saved_step));
+  if (!reader.manifest().model_only) reader.verify({}, options.progress);
+}
+
 // What is saved is safe, whatever becomes of the older ones.
 void purge_or_warn(const fs::path& folder, const PurgeOptions& options) {
   try {
+    if (options.keep_latest_k == 1) verify_new(folder, options);  // it is to stay alone
     purge(folder, options);
   } catch (const std::exception& error) {
     log::warn("old checkpoints in '{}' are not deleted: {}", folder.string(), error.what());
@@ -157,31 +165,38 @@ void Saver::end_writing() {
 void Saver::end_save() {
   end_writing();
   job_->others.erase(job_->step);
-  start_purging();
+  start_purging(job_->step);
 }
 
-// Beside the steps that follow: the other ranks do not wait for it.
-void Saver::start_purging() {
+// Beside the steps that follow: the other ranks do not wait for it. Where one is under way, the
+// next one, or that of finish(), deletes what this would.
+void Saver::start_purging(int64_t saved_step) {
   if (job_->ranks.rank() != 0) return;
-  if (purging_.under_way()) return;  // the next one deletes what this would
+  skipped_purge_.reset();
+  if (purging_.under_way()) {
+    skipped_purge_ = saved_step;
+    return;
+  }
   end_purging();
   purging_.start(
       [job = job_, options = PurgeOptions{.keep_latest_k = job_->options.keep_latest_k,
-                                          .saved_step = job_->step,
+                                          .saved_step = saved_step,
                                           .others = job_->others,
                                           .progress = [job = job_] { ++job->progress; }}] {
         purge_or_warn(job->options.folder, options);
       });
 }
 
-void Saver::end_purging() {
-  if (!purging_.end.valid()) return;
-  if (wait_for(purging_)) {
-    purging_.end.get();
-  } else {
+// False if it is given up.
+bool Saver::end_purging() {
+  if (!purging_.end.valid()) return true;
+  if (!wait_for(purging_)) {
     log::warn("deleting old checkpoints in '{}' makes no progress, and is given up",
               job_->options.folder.string());
+    return false;
   }
+  purging_.end.get();
+  return true;
 }
 
 bool Saver::Task::under_way() const {
@@ -206,7 +221,10 @@ std::optional<std::string> Saver::failure() {
 
 void Saver::finish() {
   collect();
-  end_purging();
+  if (end_purging() && skipped_purge_) {
+    start_purging(*skipped_purge_);
+    end_purging();
+  }
   if (failure_) throw UserError(*std::exchange(failure_, std::nullopt));
 }
 

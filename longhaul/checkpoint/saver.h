@@ -1,6 +1,7 @@
 // The checkpoints of a run, as it goes: saved at once, or copied and saved while training goes on
-// (checkpoint.async_mode). Older ones are deleted when a newer one is durable. Called by train/
-// from one thread; ranks call it together.
+// (checkpoint.async_mode). Older ones are deleted when a newer one is durable and, where it stays
+// alone, has been read and compared with its checksums. Called by train/ from one thread; ranks
+// call it together.
 #pragma once
 
 #include <functional>
@@ -76,13 +77,14 @@ class Saver {
   void end_writing();
   void end_save();
   void collect();
-  void start_purging();
-  void end_purging();
+  void start_purging(int64_t saved_step);
+  bool end_purging();
 
   // Shared with the threads, which outlive the Saver if they are given up.
   std::shared_ptr<Job> job_;
   Task saving_, purging_;
-  std::optional<std::string> failure_;  // of the last save
+  std::optional<int64_t> skipped_purge_;  // after the save of this step: one was under way
+  std::optional<std::string> failure_;    // of the last save
 };
 
 }  // namespace longhaul::checkpoint

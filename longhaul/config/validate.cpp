@@ -80,8 +80,7 @@ void check_batch(const JobConfig& config) {
 void check_checkpoint(const JobConfig& config) {
   const auto& checkpoint = config.checkpoint;
   if (!checkpoint.enable) return;
-  if (checkpoint.initial_load_path && checkpoint.initial_load_in_hf &&
-      !checkpoint.initial_load_model_only) {
+  if (checkpoint.initial_load_in_hf && !checkpoint.initial_load_model_only) {
     fail_setting(config, "checkpoint.initial_load_model_only",
                  "must be true with initial_load_in_hf: a Hugging Face folder holds only weights");
   }

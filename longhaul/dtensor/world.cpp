@@ -42,8 +42,8 @@ struct Connection {
 using Connect = std::function<Connection(const GroupRequest&)>;
 
 // What f returns, or nullopt if it does not return within `limit`: the store waits for ever for an
-// answer of a rank 0 that hangs, whatever its own time limit. f goes on then, on a thread that
-// nobody waits for, so it must hold what it uses.
+// answer of a rank 0 that hangs, whatever its own time limit, and so does what is built on it. f
+// goes on then, on a thread that nobody waits for, so it must hold what it uses.
 template <typename F>
 auto within(milliseconds limit, F f) -> std::optional<decltype(f())> {
   std::packaged_task<decltype(f())()> task(std::move(f));
@@ -113,17 +113,23 @@ Connect connect_by_gloo(StorePtr store, GlooDevice gloo_device, at::Device devic
   return [=](const GroupRequest& request) {
     const auto group_store = c10::make_intrusive<c10d::PrefixStore>(request.name, store);
     const int rank = request.rank_in_group, size = narrow<int>(request.global_ranks.size());
+    const GlooGroup group{.store = group_store,
+                          .device = gloo_device,
+                          .rank = rank,
+                          .size = size,
+                          .timeout = request.timeout};
     Connection connection;
     connection.diagnose = ask_through(group_store, request);
+    const auto fail = [&](const std::string& why) {
+      throw Error(fmt::format("{}; {}", why, connection.diagnose("the group's forming")));
+    };
     try {
-      connection.host = make_gloo_backend({.store = group_store,
-                                           .device = gloo_device,
-                                           .rank = rank,
-                                           .size = size,
-                                           .timeout = request.timeout});
+      const auto host = within(request.timeout + milliseconds(2000),
+                               [group] { return make_gloo_backend(group); });
+      if (!host) fail(fmt::format("nothing was heard for {} ms", request.timeout.count()));
+      connection.host = *host;
     } catch (const c10::Error& error) {
-      throw Error(fmt::format("{}; {}", error.what_without_backtrace(),
-                              connection.diagnose("the group's forming")));
+      fail(error.what_without_backtrace());
     }
     if (device.is_cuda()) {
       connection.device =

@@ -22,6 +22,7 @@ using deepseek_v3::ModelConfig;
 
 constexpr const char* kModelConfig = "model_config";   // in a manifest's trainer
 constexpr const char* kAssetsPath = "hf_assets_path";  // likewise; absolute
+constexpr const char* kAssetsTexts = "hf_texts";       // likewise; of its small files
 
 ModelConfig read_config(const fs::path& path) {
   return deepseek_v3::parse_model_config(read_file(path), path.string());
@@ -174,8 +175,10 @@ void import_weights(const fs::path& from, const fs::path& to, const ConvertOptio
   }
   Snapshot snapshot = snapshot_of(weights, model, options);
   snapshot.step = step;
-  snapshot.trainer = {
-      {"step", step}, {kModelConfig, deepseek_v3::to_hf_json(config)}, {kAssetsPath, assets}};
+  snapshot.trainer = {{"step", step},
+                      {kModelConfig, deepseek_v3::to_hf_json(config)},
+                      {kAssetsPath, assets},
+                      {kAssetsTexts, remembered_texts(assets)}};
   checkpoint::save(fs::absolute(to).parent_path(), snapshot);
 }
 
@@ -204,6 +207,10 @@ fs::path assets_of(const CheckpointReader& reader, const ConvertOptions& options
               error.what());
     return {};
   }
+}
+
+std::map<std::string, std::string> texts_of(const CheckpointReader& reader) {
+  return reader.manifest().trainer.value(kAssetsTexts, std::map<std::string, std::string>());
 }
 
 // Compared with its checksum, of which there is one of the whole contents.
@@ -246,6 +253,7 @@ void export_weights(const fs::path& from, const fs::path& to, const ConvertOptio
   };
   export_hf(to, weights, config,
             {.assets = assets_of(reader, options),
+             .texts = texts_of(reader),
              .fp8 = fp8,
              .max_shard_bytes = options.max_shard_bytes,
              .progress = options.progress});

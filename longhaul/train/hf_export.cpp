@@ -1,5 +1,7 @@
 #include "longhaul/train/hf_export.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <iterator>
 #include <limits>
@@ -27,6 +29,10 @@ constexpr const char* kCarried[] = {"generation_config.json",
                                     "tokenizer.model",
                                     "chat_template.jinja"};
 constexpr const char* kConfig = "config.json";
+constexpr const char* kRemembered[] = {kConfig, "generation_config.json"};
+// What a model comes with.
+constexpr const char* kExpected[] = {kConfig, "generation_config.json", "tokenizer.json",
+                                     "tokenizer_config.json"};
 
 // Of the keys of a config.json that deepseek_v3::to_hf_json() leaves out, always or of some models,
 // how those begin that say what the model computes or how its files are read: another model's would
@@ -130,50 +136,76 @@ std::optional<std::string> read_asset(const fs::path& assets, const char* name) 
   return read_file(assets / name);
 }
 
+std::optional<std::string> asset_text(const HfExportOptions& options, const char* name) {
+  if (auto text = read_asset(options.assets, name)) return text;
+  const auto remembered = options.texts.find(name);
+  return remembered == options.texts.end() ? std::nullopt : std::optional(remembered->second);
+}
+
 // The config.json of the assets; an empty object if there is none.
-nlohmann::json their_config(const fs::path& assets) {
-  const auto text = read_asset(assets, kConfig);
+nlohmann::json their_config(const HfExportOptions& options) {
+  const auto text = asset_text(options, kConfig);
   if (!text) return nlohmann::json::object();
-  const std::string path = (assets / kConfig).string();
+  const std::string path = (options.assets / kConfig).string();
   auto theirs = parse_json(*text, path);
   if (!theirs.is_object()) fail_user("{}: expected a JSON object; fetch the file again", path);
   return theirs;
 }
 
-std::string config_json(const deepseek_v3::ModelConfig& config, at::ScalarType dtype, bool fp8,
-                        const fs::path& assets) {
+std::string config_json(const deepseek_v3::ModelConfig& config, at::ScalarType dtype,
+                        const HfExportOptions& options) {
   auto json = nlohmann::ordered_json::parse(deepseek_v3::to_hf_json(config));
   json["torch_dtype"] = dtype == at::kBFloat16 ? "bfloat16"
                         : dtype == at::kHalf   ? "float16"
                         : dtype == at::kDouble ? "float64"
                                                : "float32";
-  if (fp8) json["quantization_config"] = checkpoint::quantization_config();
-  const auto theirs = their_config(assets);
+  if (options.fp8) json["quantization_config"] = checkpoint::quantization_config();
+  const auto theirs = their_config(options);
   for (const auto& [key, value] : theirs.items()) {
     if (!json.contains(key) && !is_of_the_model(key)) json[key] = value;
   }
   return json.dump(2) + "\n";
 }
 
-std::map<std::string, std::string> carried_texts(const fs::path& assets) {
+void warn_of_absent(const HfExportOptions& options) {
+  std::vector<std::string> absent;
+  for (const char* name : kExpected) {
+    if (!asset_text(options, name)) absent.emplace_back(name);
+  }
+  const std::string names = fmt::format("{}", fmt::join(absent, ", "));
+  const std::string why =
+      options.assets.empty()
+          ? fmt::format("nothing says where there are {}", names)
+          : fmt::format("there are no {} in '{}'", names, fs::absolute(options.assets).string());
+  log::warn("the Hugging Face folder has no tokenizer: {}; longhaul convert takes them by --assets",
+            why);
+}
+
+std::map<std::string, std::string> carried_texts(const HfExportOptions& options) {
   std::map<std::string, std::string> texts;
   for (const char* name : kCarried) {
-    if (const auto text = read_asset(assets, name)) texts[name] = *text;
+    if (const auto text = asset_text(options, name)) texts[name] = *text;
   }
   if (!texts.contains("tokenizer.json") && !texts.contains("tokenizer.model")) {
-    const std::string why =
-        assets.empty() ? "nothing says where it is"
-                       : fmt::format("there is none in '{}'", fs::absolute(assets).string());
-    log::warn(
-        "the Hugging Face folder has no tokenizer: {}; longhaul convert takes one by --assets",
-        why);
+    warn_of_absent(options);
   }
   return texts;
 }
 
 }  // namespace
 
-void check_assets(const fs::path& assets) { their_config(assets); }
+std::map<std::string, std::string> remembered_texts(const fs::path& assets) {
+  std::map<std::string, std::string> texts;
+  for (const char* name : kRemembered) {
+    const auto text = read_asset(assets, name);
+    if (!text) continue;
+    const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object()) texts[name] = *text;
+  }
+  return texts;
+}
+
+void check_assets(const fs::path& assets) { their_config({.assets = assets}); }
 
 void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
                const deepseek_v3::ModelConfig& config, const HfExportOptions& options) {
@@ -204,8 +236,8 @@ void export_hf(const fs::path& folder, const checkpoint::Snapshot& weights,
   contents.texts = [&] {
     const auto dtype =
         options.fp8 ? at::kBFloat16 : weights.tensors.at("lm_head.weight").scalar_type();
-    const std::string own = config_json(config, dtype, options.fp8, options.assets);
-    auto texts = carried_texts(options.assets);
+    const std::string own = config_json(config, dtype, options);
+    auto texts = carried_texts(options);
     texts[kConfig] = own;
     return texts;
   };

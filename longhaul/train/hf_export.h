@@ -5,7 +5,9 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
+#include <string>
 
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/hf_writer.h"
@@ -16,9 +18,11 @@ namespace longhaul::train {
 
 struct HfExportOptions {
   // Where generation_config.json and the tokenizer's files are taken from, and of a config.json
-  // what does not say what the model is, such as token ids. What is not there is left out, with a
-  // warning if it is the tokenizer. Empty: nowhere.
+  // what does not say what the model is, such as token ids. What is not there is left out; if there
+  // is no tokenizer, a warning names all of it. Empty: nowhere.
   fs::path assets = {};
+  // What to take for a file that `assets` has not (remembered_texts()).
+  std::map<std::string, std::string> texts = {};
   // The projections as FP8 with scales of blocks and the others as DeepSeek publishes them
   // (deepseek_v3::published_dtype()), whatever their dtypes here.
   bool fp8 = false;
@@ -27,6 +31,11 @@ struct HfExportOptions {
   const dtensor::Communicator* ranks = nullptr;
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};
 };
+
+// By name, the config.json and generation_config.json of a folder of assets, for a manifest: they
+// are small, and the folder may be gone when they are wanted. Left out where they are no JSON
+// objects.
+std::map<std::string, std::string> remembered_texts(const fs::path& assets);
 
 // UserError if `assets` has a config.json of which nothing can be taken.
 void check_assets(const fs::path& assets);

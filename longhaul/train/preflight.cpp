@@ -33,16 +33,20 @@ void check_memory(const JobConfig& config, const ResolvedModel& resolved, int64_
   const auto parameters = deepseek_v3::count_parameters(resolved.shape, settings).total;
   // In the dense warm-up only the indexer has gradients and moments.
   const bool trunk_learns = settings.stage != deepseek_v3::IndexerStage::kDenseWarmup;
-  const int64_t needed = parameters * static_cast<int64_t>(c10::elementSize(settings.param_dtype)) *
-                         (trunk_learns ? 4 : 1) / pieces;
+  const int64_t saved = trunk_learns ? 3 : 1;  // weights and moments
+  const bool copies = saves(config) && config.checkpoint.async_mode != "disabled";
+  const int64_t times = saved + (trunk_learns ? 1 : 0) + (copies ? saved : 0);
+  const int64_t needed =
+      parameters * static_cast<int64_t>(c10::elementSize(settings.param_dtype)) * times / pieces;
   if (needed <= machine_memory_bytes()) return;
   fail_setting(
       config, "model.flavor",
       fmt::format(
-          "{} parameters in {} take {} for weights{}{}, activations not counted; this machine "
+          "{} parameters in {} take {} for weights{}{}{}, activations not counted; this machine "
           "has {}; take a smaller model.flavor",
           with_commas(parameters), config.training.dtype, human_bytes(static_cast<double>(needed)),
           trunk_learns ? ", gradients and moments" : "",
+          copies ? " and the copy for checkpoint.async_mode" : "",
           pieces == 1 ? "" : fmt::format(" on each of {} ranks", pieces),
           human_bytes(static_cast<double>(machine_memory_bytes()))));
 }

@@ -22,8 +22,9 @@ void check_job(const JobConfig& config, int64_t ranks);
 void check_kernels();
 
 // Throws UserError if the job cannot run here: too little memory for the weights, gradients and
-// moments, of which this rank has one of `pieces`; initial weights that are not there; a pattern of
-// optimizer.no_decay without a parameter; LONGHAUL_ISA naming what the processor lacks.
+// moments, and the copy for saves in the background, of which this rank has one of `pieces`;
+// initial weights that are not there; a pattern of optimizer.no_decay without a parameter;
+// LONGHAUL_ISA naming what the processor lacks.
 void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces = 1);
 
 }  // namespace longhaul::train

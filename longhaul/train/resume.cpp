@@ -10,7 +10,9 @@
 #include "longhaul/base/text.h"
 #include "longhaul/checkpoint/checkpoint_reader.h"
 #include "longhaul/checkpoint/locate.h"
+#include "longhaul/config/load.h"
 #include "longhaul/dtensor/exchange.h"
+#include "longhaul/train/hf_export.h"
 
 namespace longhaul::train {
 namespace {
@@ -43,19 +45,6 @@ fs::path set_aside(const fs::path& step_folder) {
   return aside;
 }
 
-// Going back to an earlier step begins another history: what came after it is set aside, else the
-// next start would pick the old history up again.
-void abandon_later_steps(const fs::path& folder, int64_t step) {
-  for (const auto& found : checkpoint::list_steps(folder)) {
-    if (found.step <= step) continue;
-    const fs::path aside = set_aside(found.path);
-    log::warn(
-        "{} is after checkpoint.load_step = {}; it is now {}. Remove that key before the next "
-        "start, which else goes back to step {} again",
-        found.path.string(), step, aside.string(), step);
-  }
-}
-
 // What the first rank does and says; its error is everybody's. Collective.
 std::string on_first(const dtensor::Communicator& ranks,
                      const std::function<std::string()>& action) {
@@ -76,6 +65,21 @@ std::string find_finished(const JobConfig& config, int64_t below) {
     }
   }
   return "";
+}
+
+// What the job that saved a checkpoint had left out itself.
+Excluded excluded_when_saved(const fs::path& step_folder) {
+  const std::string job = checkpoint::read_manifest(step_folder).trainer.value("job", "");
+  if (job.empty()) return {};
+  try {
+    return excluded_from_loading(parse_job(job, step_folder.string()));
+  } catch (const UserError& error) {
+    log::warn(
+        "the job that {} was made with is not valid in this version ({}); whether it had left out "
+        "what checkpoint.exclude_from_loading names is not known, so it is left out now",
+        step_folder.string(), error.what());
+    return {};
+  }
 }
 
 }  // namespace
@@ -106,6 +110,15 @@ std::optional<int64_t> finished_step(const JobConfig& config, const dtensor::Com
   }
 }
 
+bool lacks_export(const JobConfig& config, int64_t step, const dtensor::Communicator& ranks) {
+  if (!saves(config) || !config.checkpoint.last_save_in_hf) return false;
+  const fs::path saved = checkpoint::step_path(checkpoint_folder(config), step);
+  return !on_first(ranks, [&] {
+            const bool full = !checkpoint::read_manifest(saved).model_only;
+            return full && !fs::exists(hf_folder(config, step)) ? "yes" : "";
+          }).empty();
+}
+
 std::optional<fs::path> find_resumable_step(const JobConfig& config,
                                             const dtensor::Communicator& ranks) {
   const auto& options = config.checkpoint;
@@ -126,26 +139,52 @@ std::optional<fs::path> find_resumable_step(const JobConfig& config,
   on_first(ranks, [&] {
     if (!found) {
       refuse_to_start_over(folder);
-    } else if (options.load_step >= 0 && saves(config)) {
-      abandon_later_steps(folder, options.load_step);
+      if (any) {
+        log::warn("{}: all checkpoints are model-only, so the run begins anew beside them",
+                  folder.string());
+      }
     }
     return "";
   });
   return found;
 }
 
-void make_way_for_weights(const JobConfig& config, int64_t step,
-                          const dtensor::Communicator& ranks) {
+void abandon_later_steps(const JobConfig& config, const dtensor::Communicator& ranks) {
+  const int64_t step = config.checkpoint.load_step;
+  if (step < 0 || !saves(config)) return;
+  on_first(ranks, [&] {
+    for (const auto& found : checkpoint::list_steps(checkpoint_folder(config))) {
+      if (found.step <= step) continue;
+      const fs::path aside = set_aside(found.path);
+      log::warn(
+          "{} is after checkpoint.load_step = {}; it is now {}. Remove that key before the next "
+          "start, which else goes back to step {} again",
+          found.path.string(), step, aside.string(), step);
+    }
+    return "";
+  });
+}
+
+void make_way(const JobConfig& config, int64_t step, bool model_only,
+              const dtensor::Communicator& ranks) {
   const fs::path there = checkpoint::step_path(checkpoint_folder(config), step);
   on_first(ranks, [&] {
     try {
-      if (checkpoint::read_manifest(there).model_only) return "";
+      if (checkpoint::read_manifest(there).model_only == model_only) return "";
     } catch (const UserError&) {
       return "";  // there is none, or nothing vouches for it
     }
-    const fs::path aside = set_aside(there);
-    log::warn("{}, which this run has passed over, is now {}: the weights of step {} take its name",
-              there.string(), aside.string(), step);
+    const std::string aside = set_aside(there).string();
+    if (model_only) {
+      log::warn(
+          "{}, which this run has passed over, is now {}: the weights of step {} take its name",
+          there.string(), aside, step);
+    } else {
+      log::warn(
+          "{}, the weights that a run has ended with, is now {}: the state of step {} takes "
+          "its name",
+          there.string(), aside, step);
+    }
     return "";
   });
 }
@@ -169,6 +208,28 @@ Excluded excluded_from_loading(const JobConfig& config) {
                  "train_state, or neither");
   }
   return {.optimizer = has("optimizer"), .data = has("dataloader"), .step = has("train_state")};
+}
+
+Excluded excluded_from_own(const JobConfig& config, const fs::path& step_folder) {
+  Excluded excluded = excluded_from_loading(config);
+  if (config.checkpoint.exclude_from_loading.empty()) return excluded;
+  const Excluded before = excluded_when_saved(step_folder);
+  std::vector<std::string> own;
+  const auto keep_own = [&](bool& part, bool was_excluded, const char* names) {
+    if (!part || !was_excluded) return;
+    part = false;
+    own.emplace_back(names);
+  };
+  keep_own(excluded.optimizer, before.optimizer, "optimizer");
+  keep_own(excluded.data, before.data, "dataloader");
+  keep_own(excluded.step, before.step, "lr_scheduler and train_state");
+  if (!own.empty()) {
+    log::info(
+        "checkpoint.exclude_from_loading was followed before {} was saved: {} in it are the run's "
+        "own, and restored",
+        step_folder.string(), fmt::join(own, ", "));
+  }
+  return excluded;
 }
 
 fs::path find_initial_state(const JobConfig& config, const fs::path& path,

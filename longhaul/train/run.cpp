@@ -42,10 +42,11 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-// Whether the folder holds a complete checkpoint of that step, whatever its checksums say.
-bool is_complete(const fs::path& step_folder, int64_t step) {
+// Whether the folder holds a complete full checkpoint of that step, whatever its checksums say.
+bool is_full(const fs::path& step_folder, int64_t step) {
   try {
-    return checkpoint::CheckpointReader(step_folder).manifest().step == step;
+    const checkpoint::CheckpointReader reader(step_folder);
+    return reader.manifest().step == step && !reader.manifest().model_only;
   } catch (const UserError&) {
     return false;
   }
@@ -109,6 +110,7 @@ class Run {
   bool is_saved() const;
   bool due(int64_t every) const { return every > 0 && trainer_.progress().step % every == 0; }
   void save(bool last);
+  void make_way_for(bool model_only);
   void rescue_state();
   void save_in_hf();
   void finish_saving();
@@ -271,13 +273,15 @@ void Run::resume_or_begin() {
   const Excluded excluded = excluded_from_loading(config_);
   const auto& ranks = *trainer_.dims().all;
   if (const auto found = find_resumable_step(config_, ranks)) {
-    if (excluded.step) {
+    const Excluded of_own = excluded_from_own(config_, *found);
+    if (of_own.step) {
       fail_setting(
           config_, "checkpoint.exclude_from_loading",
           "a run that goes on has the step of its own checkpoint; leave train_state out, or "
           "start a new run with checkpoint.initial_load_path");
     }
-    trainer_.restore(*found, excluded);
+    trainer_.restore(*found, of_own);
+    abandon_later_steps(config_, ranks);
     log::info("resumed from {}", found->string());
     return;
   }
@@ -360,13 +364,13 @@ void Run::look_for_end_of_data() {
       *rank, step + 1, step, config_.training.steps, there - std::min(there, rows), there);
 }
 
-// Whether this step's checkpoint lies in the folder. Collective.
+// Whether this step's state lies in the folder. Collective.
 bool Run::is_saved() const {
   const fs::path there =
       checkpoint::step_path(checkpoint_folder(config_), trainer_.progress().step);
   const auto& dims = trainer_.dims();
   return dtensor::together(dims.all.get(), [&] {
-           return dims.is_first() && is_complete(there, trainer_.progress().step) ? "yes" : "";
+           return dims.is_first() && is_full(there, trainer_.progress().step) ? "yes" : "";
          })[0] == "yes";
 }
 
@@ -391,10 +395,11 @@ void Run::save(bool last) {
     if (trainer_.progress().step == first_step_ && is_saved()) {
       log::info("step {} stays as it is saved: the run goes on from it", first_step_);
     } else if (weights_only) {
-      make_way_for_weights(config_, trainer_.progress().step, *trainer_.dims().all);
+      make_way_for(/*model_only=*/true);
       saver_->save(trainer_.weights(export_dtype(config_)));
       saver_->finish();  // in the background, too: no later save would rescue the state
     } else {
+      make_way_for(/*model_only=*/false);
       saver_->save(trainer_.snapshot());
     }
   } catch (const dtensor::CollectiveError&) {
@@ -408,10 +413,17 @@ void Run::save(bool last) {
   saving_seconds_ += seconds_since(start);
 }
 
+// Collective.
+void Run::make_way_for(bool model_only) {
+  make_way(config_, trainer_.progress().step, model_only, *trainer_.dims().all);
+}
+
 // Where the weights could not be saved alone (values too large for their dtype, a folder that
 // cannot be written), the steps since the last checkpoint are not lost for it.
 void Run::rescue_state() {
   try {
+    if (trainer_.progress().step == first_step_ && is_saved()) return;  // it goes on from it
+    make_way_for(/*model_only=*/false);
     saver_->save(trainer_.snapshot());
     saver_->finish();
     if (is_first_rank()) {
@@ -484,7 +496,8 @@ Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop,
   check_parallelism(config, resolved, dims.degrees);
   check_machine(config, resolved, dims.fsdp->size() * dims.degrees.tp);
   const FileDescriptor claim = dims.is_first() ? claim_run_folder(config) : FileDescriptor();
-  if (const auto finished = finished_step(config, *dims.all)) {
+  const auto finished = finished_step(config, *dims.all);
+  if (finished && !lacks_export(config, *finished, *dims.all)) {
     log::info("nothing to do: training.steps is {} and step {} is already in {}",
               config.training.steps, *finished, checkpoint_folder(config).string());
     return Outcome::kAlreadyDone;

@@ -204,5 +204,14 @@ TEST_F(Damage, ManifestThatContradictsItselfOrTheFiles) {
               HasSubstr("'../../x' is no name of a file in this folder"));
 }
 
+// A manifest that is there and cannot be read is no missing one.
+TEST_F(Damage, AManifestThatCannotBeReadIsToldWithTheReason) {
+  fs::remove(file(kManifestName));
+  EXPECT_THAT(load_error(), HasSubstr("it is no complete checkpoint"));
+  fs::create_symlink(kManifestName, file(kManifestName));  // to itself
+  EXPECT_THAT(load_error(), AllOf(HasSubstr(file(kManifestName).string()),
+                                  HasSubstr("Too many levels of symbolic links")));
+}
+
 }  // namespace
 }  // namespace longhaul::checkpoint

@@ -59,10 +59,16 @@ TEST(Saver, RanksSaveInTheBackgroundTogether) {
     run_ranks(kRanks, [&](dtensor::World& world) {
       const auto training = world.make_group("training", {0, 1, 2, 3});
       Saver saver(options(folder, mode), all_of(world), world.shared_log());
-      saver.save(spread(first, training));
+      // The next step changes the parts as soon as the copy is made, at another time on each rank.
+      const auto save_and_change = [&](const Snapshot& whole) {
+        const Snapshot parts = spread(whole, training);
+        saver.save(parts);
+        for (const auto& [name, part] : parts.parts) at::Tensor(part.tensor).zero_();
+      };
+      save_and_change(first);
       // Training talks over its own group meanwhile.
       for (int i = 0; i < 50; ++i) training.barrier();
-      saver.save(spread(second, training));
+      save_and_change(second);
       saver.finish();
     });
     expect_same(load(folder / "step-1"), first);
@@ -78,6 +84,24 @@ TEST(Saver, OlderOnesGoWhenANewerOneIsDurable) {
     for (const int step : {1, 2, 3, 4}) saver.save(make_snapshot(step));
     saver.finish();
     EXPECT_THAT(names_in(folder.path()), ElementsAre("step-3", "step-4"));
+  }
+}
+
+// The last save ends while the older ones of the save before are still being deleted.
+TEST(Saver, NoDeletionIsLeftOutAtTheEnd) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  for (const auto mode : {AsyncMode::kDisabled, AsyncMode::kCopy}) {
+    const TempFolder folder;
+    dtensor::World world = dtensor::World::single();
+    Saver saver(options(folder, mode), alone(world), world.shared_log());
+    auto slow = std::make_unique<fault::Armed>("checkpoint.purge:1:wait");
+    for (const int step : {1, 2, 3, 4, 5}) saver.save(make_snapshot(step));
+    // In the background, until the last save has ended.
+    while (!fs::exists(folder / "step-5")) ::usleep(1000);
+    EXPECT_EQ(saver.failure(), std::nullopt);
+    slow.reset();
+    saver.finish();
+    EXPECT_THAT(names_in(folder.path()), ElementsAre("step-4", "step-5"));
   }
 }
 
@@ -180,6 +204,32 @@ TEST(Saver, LeavesTheStepsOfAnotherHistoryAlone) {
   saver.save(make_snapshot(320));
   saver.finish();
   EXPECT_THAT(names_in(folder.path()), ElementsAre("step-320"));
+}
+
+// Its sizes are right, and nothing but its checksums tells.
+TEST(Saver, TheOnlySoundOneIsNotDeletedForADamagedOne) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  for (const auto mode : {AsyncMode::kDisabled, AsyncMode::kCopy}) {
+    const TempFolder folder;
+    dtensor::World world = dtensor::World::single();
+    const test::LogCapture log;
+    auto keep_one = options(folder, mode);
+    keep_one.keep_latest_k = 1;
+    Saver saver(keep_one, alone(world), world.shared_log());
+    saver.save(make_snapshot(1));
+    saver.finish();
+    {
+      const fault::Armed armed("file.write:1:flip");
+      saver.save(make_snapshot(2));
+      saver.finish();
+    }
+    EXPECT_THAT(names_in(folder.path()), ElementsAre("step-1", "step-2"));
+    EXPECT_THAT(log.text(), HasSubstr("are not deleted"));
+    EXPECT_EQ(find_resumable(folder.path()), folder / "step-1");
+    saver.save(make_snapshot(3));
+    saver.finish();
+    EXPECT_THAT(names_in(folder.path()), ElementsAre("step-3"));
+  }
 }
 
 // A step's time limit is no limit of the save beside it: here a rank takes a second for its share.

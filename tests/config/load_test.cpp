@@ -232,6 +232,9 @@ TEST(Load, ErrorsInAFile) {
       {"[training]\nlocal_batch_size = 4\nglobal_batch_size = 6\n",
        "job.toml:3: training.global_batch_size: 6 is not a multiple of training.local_batch_size "
        "4"},
+      {"[checkpoint]\nenable = true\ninitial_load_in_hf = true\ninitial_load_model_only = false\n",
+       "job.toml:4: checkpoint.initial_load_model_only: must be true with initial_load_in_hf: a "
+       "Hugging Face folder holds only weights"},
       {"[checkpoint]\nenable = true\nexport_dtype = \"float8_e4m3fn\"\n",
        "job.toml:3: checkpoint.export_dtype: float8_e4m3fn needs checkpoint.last_save_in_hf = "
        "true: "

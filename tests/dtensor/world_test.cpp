@@ -3,8 +3,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tests/support/run_ranks.h"
 #include "tests/support/temp_folder.h"
@@ -90,6 +92,37 @@ TEST(World, AGroupThatDoesNotFormIsNamed) {
                     {.transport = test::Transport::kGloo, .timeout = milliseconds(300)});
   });
   EXPECT_THAT(error, ::testing::HasSubstr("the group of axis ep (ranks 0, 1) did not form"));
+}
+
+// As the store of a rank 0 that is stopped: it takes the question and never answers.
+class SilentStore : public c10d::Store {
+ public:
+  c10::intrusive_ptr<Store> clone() override { return c10::make_intrusive<SilentStore>(); }
+  void set(const std::string&, const std::vector<uint8_t>&) override { wait_for_ever(); }
+  std::vector<uint8_t> get(const std::string&) override { wait_for_ever(); }
+  int64_t add(const std::string&, int64_t) override { wait_for_ever(); }
+  bool deleteKey(const std::string&) override { wait_for_ever(); }
+  bool check(const std::vector<std::string>&) override { wait_for_ever(); }
+  int64_t getNumKeys() override { wait_for_ever(); }
+  void wait(const std::vector<std::string>&) override { wait_for_ever(); }
+  void wait(const std::vector<std::string>&, const milliseconds&) override { wait_for_ever(); }
+
+ private:
+  [[noreturn]] static void wait_for_ever() {
+    while (true) ::pause();
+  }
+};
+
+TEST(World, AStoreThatDoesNotAnswerHoldsNoGroupUpForEver) {
+  World world = World::gloo_threads(c10::make_intrusive<SilentStore>(), 1, 2);
+  world.set_timeout(milliseconds(100));
+  EXPECT_THAT(test::error_of<CollectiveError>([&] {
+                world.make_group("ep", {0, 1});
+              }),
+              ::testing::AllOf(
+                  ::testing::HasSubstr(
+                      "rank 1: the group of axis ep (ranks 0, 1) did not form: nothing was heard"),
+                  ::testing::HasSubstr("rank 0 of all ranks may hang")));
 }
 
 TEST(World, RanksMustAgreeOnWhoIsInAGroup) {

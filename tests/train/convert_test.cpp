@@ -325,6 +325,27 @@ TEST_F(Convert, TheTokenizerGoesAlong) {
                     HasSubstr("'" + path("nowhere").string() + "'"), HasSubstr("--assets")));
 }
 
+// The small files are in the step folder; the others are named.
+TEST_F(Convert, ConfigsGoAlongWhereTheFolderIsGone) {
+  write_hf(path("theirs"), golden_weights("hf_base"),
+           golden_json("hf_base", {{"some_key", {{"of", "theirs"}}}}));
+  write_text(path("theirs/generation_config.json"), "{\"top_p\": 0.95}");
+  write_text(path("theirs/tokenizer.json"), "{}");
+  convert(path("theirs"), "step-0");
+  fs::remove_all(path("theirs"));
+  const test::LogCapture log;
+  convert(path("step-0"), "back");
+  EXPECT_EQ(read_file(path("back/generation_config.json")), "{\"top_p\": 0.95}");
+  const auto json = nlohmann::json::parse(read_file(path("back/config.json")));
+  EXPECT_EQ(json.value("some_key", nlohmann::json()).dump(), "{\"of\":\"theirs\"}");
+  EXPECT_THAT(log.text(), HasSubstr("there are no tokenizer.json, tokenizer_config.json in '" +
+                                    path("theirs").string() + "'"));
+  // What is there counts.
+  write_text(path("assets/generation_config.json"), "{}");
+  convert(path("step-0"), "other", {.assets = path("assets")});
+  EXPECT_EQ(read_file(path("other/generation_config.json")), "{}");
+}
+
 // What says nothing of the model is carried along; nothing of another one is.
 TEST_F(Convert, TheirConfigGoesAlongWhereItIsNotOfTheModel) {
   const nlohmann::json carried = {{"eos_token_id", {1, 2}},

@@ -1,4 +1,5 @@
 // Weights from Hugging Face folders into models and runs, and out of runs into such folders.
+#include "longhaul/base/fault.h"
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/models/deepseek_v3/hf_adapter.h"
 #include "longhaul/train/hf_export.h"
@@ -252,6 +253,26 @@ TEST(HfExport, WhatADeadExportHasLeftGoesWithTheNextOne) {
   EXPECT_TRUE(fs::exists(folder / "step-1-hf/config.json"));
   EXPECT_FALSE(fs::exists(folder / ".step-7-hf.tmp-1"));
   EXPECT_TRUE(fs::exists(folder / ".mine-hf.tmp-1"));
+}
+
+// The whole state was saved in its place, and is no reason to leave it out.
+TEST(HfExport, AfterOneThatFailedTheSameCommandMakesTheFolder) {
+  if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";
+  const GoldenJob job("hf_base", batches());
+  const auto config = job.config({"--training.steps", "2", "--checkpoint.last_save_in_hf"});
+  const fs::path folder = job.folder.path() / "run/checkpoint";
+  for (int i = 0; i < 2; ++i) {
+    const fault::Armed full_disk("hf_folder.rename:1:enospc");
+    EXPECT_THROW(run(config), UserError);
+    EXPECT_FALSE(fs::exists(folder / "step-2-hf"));
+    EXPECT_FALSE(checkpoint::load(folder / "step-2").model_only);
+  }
+  EXPECT_EQ(run(config), train::Outcome::kFinished);
+  const Tensors saved = read_hf(folder / "step-2-hf");
+  const auto ours = checkpoint::load(folder / "step-2");
+  EXPECT_TRUE(at::equal(saved.at("model.norm.weight"), ours.tensors.at("model.norm.weight")));
+  EXPECT_EQ(job.metrics().size(), 2u);
+  EXPECT_EQ(run(config), train::Outcome::kAlreadyDone);
 }
 
 TEST(HfExport, OtherwiseTheLastWeightsKeepTheirType) {

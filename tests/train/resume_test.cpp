@@ -123,6 +123,39 @@ TEST(Resume, AModelOnlyCheckpointIsNotResumedFromAndNotPurged) {
   EXPECT_TRUE(fs::exists(folder / "step-4"));
 }
 
+// A longer job passes the step that a shorter one has ended with.
+TEST(Resume, AFullCheckpointDoesNotReplaceFinishedWeights) {
+  const GoldenJob job("hf_base", batches());
+  const auto folder = job.folder.path() / "run/checkpoint";
+  run(job.config({"--training.steps", "4", "--checkpoint.interval", "2"}));
+  const auto finished = checkpoint::load(folder / "step-4");
+  ASSERT_TRUE(finished.model_only);
+  const test::LogCapture log;
+  run(job.config({"--training.steps", "6", "--checkpoint.interval", "2"}));
+  EXPECT_FALSE(checkpoint::load(folder / "step-4").model_only);
+  const auto aside = checkpoint::load(folder / "step-4.abandoned-1");
+  EXPECT_TRUE(aside.model_only);
+  for (const auto& [name, tensor] : finished.tensors) {
+    EXPECT_TRUE(at::equal(aside.tensors.at(name), tensor)) << name;
+  }
+  EXPECT_NE(log.text().find("the weights that a run has ended with, is now"), std::string::npos)
+      << log.text();
+}
+
+TEST(Resume, BesideModelOnlyCheckpointsTheRunBeginsAnewAndSaysSo) {
+  const GoldenJob job("hf_base", batches());
+  const auto folder = job.folder.path() / "run/checkpoint";
+  run(job.config({"--training.steps", "1"}));
+  const test::LogCapture log;
+  run(job.config({"--training.steps", "2"}));
+  EXPECT_NE(log.text().find("all checkpoints are model-only, so the run begins anew"),
+            std::string::npos)
+      << log.text();
+  for (const char* step : {"step-1", "step-2"}) {
+    EXPECT_TRUE(checkpoint::load(folder / step).model_only) << step;
+  }
+}
+
 // What an older version allowed: a key that is gone, a value that is refused now.
 TEST(Resume, ASavedJobThatIsNotValidAnyMoreIsOnlyAWarning) {
   const GoldenJob job("hf_base", batches());
@@ -204,6 +237,42 @@ TEST(Resume, PartsOfAStateThatAreNotRestored) {
   ours = trainer_of(second, "step-3");
   EXPECT_EQ(ours["rows"], rows + rows / 2);
   EXPECT_EQ(ours["optimizer_steps"][kNorm], 1);
+}
+
+// The same command once more: the parts are the run's own by then.
+TEST(Resume, PartsAreLeftOutOfAnotherRunsStateOnly) {
+  const GoldenJob first("hf_base", batches());
+  const auto saved = first.folder.path() / "run/checkpoint/step-2";
+  run(first.config({"--training.steps", "2", "--checkpoint.last_save_model_only", "false"}));
+  struct Case {
+    const char* excluded;
+    int step, rows, updates;  // after one step and one more after a restart
+  };
+  for (const auto& [excluded, step, rows, updates] :
+       {Case{"optimizer", 4, 8, 2}, Case{"dataloader", 4, 4, 4},
+        Case{"lr_scheduler,train_state", 2, 8, 4}}) {
+    SCOPED_TRACE(excluded);
+    const GoldenJob second("hf_base", batches());
+    const auto train_to = [&](int last) {
+      const test::LogCapture log;
+      run(second.config({"--training.steps", std::to_string(last), "--checkpoint.initial_load_path",
+                         saved.string(), "--checkpoint.initial_load_in_hf", "false",
+                         "--checkpoint.initial_load_model_only", "false",
+                         "--checkpoint.last_save_model_only", "false",
+                         "--checkpoint.exclude_from_loading", excluded}));
+      return log.text();
+    };
+    const char* followed = "checkpoint.exclude_from_loading was followed before";
+    EXPECT_EQ(train_to(step - 1).find(followed), std::string::npos);
+    const std::string log = train_to(step);
+    EXPECT_NE(log.find(followed), std::string::npos) << log;
+    const auto trainer =
+        checkpoint::load(second.folder.path() / fmt::format("run/checkpoint/step-{}", step))
+            .trainer;
+    EXPECT_EQ(trainer["step"], step);
+    EXPECT_EQ(trainer["rows"], rows);
+    EXPECT_EQ(trainer["optimizer_steps"][kNorm], updates);
+  }
 }
 
 std::string error_of_run(const JobConfig& config) {
@@ -443,6 +512,23 @@ TEST(Resume, LoadStepChoosesAndAMissingOneIsAnError) {
   } catch (const UserError& error) {
     EXPECT_NE(std::string(error.what()).find("17"), std::string::npos) << error.what();
   }
+}
+
+// A run that cannot start has left nothing behind it yet.
+TEST(Resume, LoadStepSetsNothingAsideForAJobThatDoesNotFit) {
+  const GoldenJob job("hf_base", batches());
+  const auto folder = job.folder.path() / "run/checkpoint";
+  run(job.config({"--training.steps", "4", "--checkpoint.interval", "2"}));
+  const Overrides back = {"--training.steps", "5", "--checkpoint.load_step", "2"};
+  for (const Overrides& misfit :
+       {Overrides{"--mtp.num_modules", "0"},
+        Overrides{"--checkpoint.exclude_from_loading", "lr_scheduler,train_state"}}) {
+    EXPECT_NE(error_of_run(job.config(with(back, misfit))), "no error");
+    EXPECT_TRUE(fs::exists(folder / "step-4"));
+    EXPECT_FALSE(fs::exists(folder / "step-4.abandoned-1"));
+  }
+  run(job.config(back));
+  EXPECT_TRUE(fs::exists(folder / "step-4.abandoned-1"));
 }
 
 }  // namespace

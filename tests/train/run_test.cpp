@@ -1,8 +1,12 @@
 // What a run does with its settings: accumulation, the non-finite guard, dumps, time limits, text.
 #include "longhaul/base/fault.h"
+#include "longhaul/base/system.h"
 #include "longhaul/checkpoint/checkpoint.h"
 #include "longhaul/checkpoint/tensor_file.h"
 #include "longhaul/config/write.h"
+#include "longhaul/models/deepseek_v3/flops.h"
+#include "longhaul/train/preflight.h"
+#include "longhaul/train/setup.h"
 #include "tests/support/log_capture.h"
 #include "tests/train/job_fixture.h"
 
@@ -91,6 +95,28 @@ TEST(Run, ASaveThatFailsInTheBackgroundIsReportedAndTrainingGoesOn) {
   const auto steps = checkpoint::list_steps(job.folder.path() / "run/checkpoint");
   ASSERT_EQ(steps.size(), 1u);
   EXPECT_EQ(steps[0].step, 3);
+}
+
+// On so many ranks what training takes fits, and with the copy it does not.
+TEST(Run, TheCopyForSavesInTheBackgroundCountsAsMemory) {
+  const GoldenJob job("hf_base", batches());
+  const auto config = [&](const char* mode) {
+    return job.config({"--model.flavor", "671B", "--checkpoint.async_mode", mode});
+  };
+  const auto plain = config("disabled"), behind = config("async");
+  const auto resolved = resolve_model(plain);
+  const int64_t parameters =
+      deepseek_v3::count_parameters(resolved.shape, train::model_settings(plain, at::kCPU)).total;
+  const int64_t pieces = parameters * 4 * 5 / machine_memory_bytes() + 1;
+  EXPECT_NO_THROW(train::check_machine(plain, resolved, pieces));
+  try {
+    train::check_machine(behind, resolved, pieces);
+    FAIL() << "no error";
+  } catch (const UserError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("and the copy for checkpoint.async_mode on each of"), std::string::npos)
+        << text;
+  }
 }
 
 TEST(Run, AccumulationGivesTheGradientsOfTheWholeBatch) {
