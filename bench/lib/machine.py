@@ -78,6 +78,7 @@ def children_seconds():
 @dataclass
 class Finished:
     stdout: str
+    stderr: str
     others: float  # share of the machine's CPU time that other processes took meanwhile
 
 
@@ -97,4 +98,4 @@ def run(command, env):
         sys.exit(f"error: {command[0]} ended with status {done.returncode}: {last}")
     foreign = busy_seconds() - busy - (children_seconds() - own)
     capacity = (time.monotonic() - start) * os.cpu_count()
-    return Finished(done.stdout, min(max(foreign / capacity, 0.0), 1.0))
+    return Finished(done.stdout, done.stderr, min(max(foreign / capacity, 0.0), 1.0))

@@ -33,9 +33,11 @@ class Side:
         self.name, self.command, self.env, self.warm_up = name, command, env, warm_up
         self.metrics = metrics  # the file with the steps; None: they are printed
         self.runs = []
+        self.log = ""  # what the last run said to people
 
     def run(self):
         done = machine.run(self.command, self.env)
+        self.log = done.stderr
         text = self.metrics.read_text() if self.metrics else done.stdout
         steps = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         run = Run(steps, self.warm_up, done.others)
@@ -126,9 +128,28 @@ def check_same_model(ours, theirs, tolerance):
         )
 
 
-def report_speeds(name, ours, sides):
-    """Each side's speed, and as a share of the large product's that longhaul measures."""
+def report_speeds(name, ours, sides, least_shares=None):
+    """Each side's speed, and as a share of the large product's that longhaul measures. A peer that
+    has a least share falls short below it: a weaker one proves nothing."""
+    goals = {f"peer_{peer}": share for peer, share in (least_shares or {}).items()}
     for side_name, side in {"longhaul": ours, **{f"peer_{k}": v for k, v in sides.items()}}.items():
         share = 100 * ours.median_of("mfu") * side.speed / ours.speed
         print(figure.line(f"{name}.{side_name}", side.speed, "tokens/s"))
-        print(figure.line(f"{name}.{side_name}_peak_share", share, "%"))
+        print(figure.line(f"{name}.{side_name}_peak_share", share, "%", goals.get(side_name)))
+
+
+@dataclass(frozen=True)
+class Profile:
+    table: str  # of the time by operator
+    host_share: float  # of a step, in percent
+
+
+def profile_in(log):
+    """What longhaul says after the steps that it recorded (longhaul/train/profiler.h)."""
+    lines = log.splitlines()
+    heads = [i for i, line in enumerate(lines) if line.split()[:2] == ["operator", "calls"]]
+    ends = [i for i, line in enumerate(lines) if line.startswith("  host, forward and backward")]
+    if not heads or not ends or ends[-1] < heads[-1]:
+        sys.exit("error: longhaul printed no table of the time by operator")
+    host_share = float(lines[ends[-1]].split()[-1].removesuffix("%"))
+    return Profile("\n".join(lines[heads[-1] : ends[-1] + 1]), host_share)

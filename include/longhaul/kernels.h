@@ -385,18 +385,20 @@ typedef struct longhaul_cross_entropy_args {
 
 const char* longhaul_cross_entropy(const longhaul_cross_entropy_args* args);
 
-/* AdamW over all parameters in one pass, every operation rounded once as IEEE 754 says:
+/* AdamW over all parameters in one pass, every operation in fp32 and rounded once as IEEE 754 says:
  *   g = grad_scale * grad;   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g g
  *   p = p (1 - lr weight_decay) - lr / (1 - beta1^step) m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
- */
+ * In bf16, m, v and p are rounded to nearest even when they are stored (denormals are kept); p is
+ * made of m and v as they are stored. */
 typedef struct longhaul_adam_w_parameter {
+  longhaul_dtype dtype; /* of all four arrays; parameters may differ in it */
   int64_t n;
   int64_t step; /* from 1 */
   double weight_decay;
-  float* param;      /* [n] */
-  const float* grad; /* [n] */
-  float* exp_avg;    /* [n] */
-  float* exp_avg_sq; /* [n] */
+  void* param;      /* [n] */
+  const void* grad; /* [n] */
+  void* exp_avg;    /* [n] */
+  void* exp_avg_sq; /* [n] */
 } longhaul_adam_w_parameter;
 
 typedef struct longhaul_adam_w_args {

@@ -1,5 +1,7 @@
 """scripts/bench.sh: what it prints and its exit status, with benchmarks made for the test."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -11,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench/lib"))
 
 import figure  # noqa: E402
+import training  # noqa: E402
 
 GOOD = """
 import sys
@@ -85,6 +88,58 @@ class Figure(unittest.TestCase):
 
     def test_four_digits(self):
         self.assertEqual(json.loads(figure.line("a", 1.23456, "x"))["value"], 1.235)
+
+
+class Speeds(unittest.TestCase):
+    def report(self, least_shares):
+        def side(speed, mfu):
+            made = training.Side("made", [], {}, warm_up=0)
+            step = {"lm_loss": 9.0, "tokens_per_second": speed, "mfu": mfu}
+            made.runs.append(training.Run([step], warm_up=0, others=0.0))
+            return made
+
+        sides = {"slow": side(500.0, None), "fast": side(800.0, None)}
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            training.report_speeds("made", side(1000.0, 0.5), sides, least_shares)
+        return {row["name"]: row for row in map(json.loads, out.getvalue().splitlines())}
+
+    def test_a_peer_below_its_least_share_falls_short(self):
+        rows = self.report({"slow": 25.1, "fast": 39.9})
+        self.assertEqual(rows["made.longhaul_peak_share"]["value"], 50.0)
+        self.assertIsNone(rows["made.longhaul_peak_share"]["goal"])
+        self.assertEqual(rows["made.peer_slow_peak_share"]["value"], 25.0)
+        self.assertFalse(rows["made.peer_slow_peak_share"]["holds"])
+        self.assertEqual(rows["made.peer_fast_peak_share"]["goal"], 39.9)
+        self.assertTrue(rows["made.peer_fast_peak_share"]["holds"])
+
+    def test_without_one_it_informs(self):
+        for least_shares in (None, {"slow": None}):
+            self.assertIsNone(self.report(least_shares)["made.peer_slow_peak_share"]["goal"])
+
+
+class Profile(unittest.TestCase):
+    LOG = """\
+[10:00:00] step 5/5  loss 9.01
+[10:00:00] 1 step up to 5, 60.0% of the peak; recorded in traces/rank0_trace.json
+  operator                                       calls   ms a step    share
+  longhaul::grouped_matmul                          30       400.0    80.0%
+  outside of operators                                       100.0    20.0%
+  a whole step                                               500.0   100.0%
+  host, forward and backward (on shapes alone)                12.5     2.5%
+
+[10:00:01] finished 5 steps
+"""
+
+    def test_the_table_and_the_share_of_the_host(self):
+        profile = training.profile_in(self.LOG)
+        self.assertEqual(profile.host_share, 2.5)
+        lines = profile.table.splitlines()
+        self.assertEqual(len(lines), 5)
+        self.assertEqual(lines[1].split()[0], "longhaul::grouped_matmul")
+
+    def test_a_run_without_a_table_is_an_error(self):
+        with self.assertRaisesRegex(SystemExit, "no table of the time by operator"):
+            training.profile_in("[10:00:00] step 5/5  loss 9.01\n")
 
 
 if __name__ == "__main__":

@@ -112,6 +112,34 @@ static void loss_of_a_row(void) {
   for (int i = 0; i < 3; ++i) expect_near(logits[i], exp(i) / sum - (i == 1), "gradient");
 }
 
+/* A parameter of one number in bf16: 1 - lr, since the first step goes by the learning rate. */
+static void step_in_bf16(void) {
+  uint16_t param = 0x3f80, exp_avg = 0, exp_avg_sq = 0;
+  const uint16_t grad = 0x3f80;
+  longhaul_adam_w_parameter p;
+  memset(&p, 0, sizeof p);
+  p.dtype = LONGHAUL_BFLOAT16;
+  p.n = p.step = 1;
+  p.param = &param;
+  p.grad = &grad;
+  p.exp_avg = &exp_avg;
+  p.exp_avg_sq = &exp_avg_sq;
+  longhaul_adam_w_args a;
+  memset(&a, 0, sizeof a);
+  a.count = 1;
+  a.parameters = &p;
+  a.lr = a.beta1 = a.beta2 = 0.5;
+  a.grad_scale = 1;
+  const char* error = longhaul_adam_w(&a);
+  expect(!error, "longhaul_adam_w", error);
+  expect(param == 0x3f00, "a parameter in bf16 is not 0.5", NULL);
+  expect(exp_avg == 0x3f00 && exp_avg_sq == 0x3f00, "moments in bf16 are not 0.5", NULL);
+  p.dtype = (longhaul_dtype)2;
+  error = longhaul_adam_w(&a);
+  const char* expected = "dtype: expected LONGHAUL_FLOAT32 (0) or LONGHAUL_BFLOAT16 (1), got 2";
+  expect(error && strcmp(error, expected) == 0, "a parameter of a third dtype", error);
+}
+
 static void errors_say_what_was_expected(void) {
   longhaul_sparse_attention_args a;
   memset(&a, 0, sizeof a);
@@ -149,6 +177,7 @@ int main(int argc, char** argv) {
     norm_of_a_row();
     attention_over_chosen_keys();
     loss_of_a_row();
+    step_in_bf16();
     errors_say_what_was_expected();
   }
   return failures == 0 ? 0 : 1;

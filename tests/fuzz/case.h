@@ -84,10 +84,10 @@ class Case {
     fill(count, low, [&](int64_t i, float x) { to[i] = x; });
     return to;
   }
-  void* typed(int64_t count) {
-    if (!is_bf16_) return floats(count);
+  void* typed(int64_t count, float low = -FLT_MAX) {
+    if (!is_bf16_) return floats(count, low);
     auto* to = reinterpret_cast<uint16_t*>(add(count, 2, offset_));
-    fill(count, -FLT_MAX, [&](int64_t i, float x) { to[i] = to_bf16(x); });
+    fill(count, low, [&](int64_t i, float x) { to[i] = to_bf16(x); });
     return to;
   }
   template <typename T>
@@ -132,7 +132,12 @@ class Case {
     }
   }
   void expect_numbers(const void* x, int64_t count, const char* name) const {
-    if (!is_bf16_) return expect_numbers(static_cast<const float*>(x), count, name);
+    expect_numbers(is_bf16_ ? LONGHAUL_BFLOAT16 : LONGHAUL_FLOAT32, x, count, name);
+  }
+  void expect_numbers(longhaul_dtype dtype, const void* x, int64_t count, const char* name) const {
+    if (dtype == LONGHAUL_FLOAT32) {
+      return expect_numbers(static_cast<const float*>(x), count, name);
+    }
     for (int64_t i = 0; i < count; ++i) {
       if ((static_cast<const uint16_t*>(x)[i] & 0x7fff) > 0x7f80)
         fail("NaN from numbers in ", name);

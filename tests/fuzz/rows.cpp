@@ -134,15 +134,14 @@ void cross_entropy(Case& c) {
 void adam_w(Case& c) {
   std::vector<longhaul_adam_w_parameter> parameters(static_cast<size_t>(c.number(0, 4)));
   for (auto& p : parameters) {
+    c.dtype(p.dtype);
     p.n = c.size(0, c.rarely() ? 70000 : 100, {-1, Case::kLowest});
     p.step = c.size(1, 100, {0, -1, Case::kLowest});
     p.weight_decay = 0.1;
-  }
-  for (auto& p : parameters) {
-    p.param = c.keep(c.floats(p.n));
-    p.grad = c.floats(p.n);
-    p.exp_avg = c.keep(c.floats(p.n));
-    p.exp_avg_sq = c.keep(c.floats(p.n, 0));
+    p.param = c.keep(c.typed(p.n));
+    p.grad = c.typed(p.n);
+    p.exp_avg = c.keep(c.typed(p.n));
+    p.exp_avg_sq = c.keep(c.typed(p.n, 0));
   }
   const longhaul_adam_w_args a = {.count = static_cast<int64_t>(parameters.size()),
                                   .parameters = parameters.data(),
@@ -152,7 +151,7 @@ void adam_w(Case& c) {
                                   .eps = 1e-8,
                                   .grad_scale = c.flip() ? 1 : 0.5};
   if (!c.run(longhaul_adam_w, a) || !c.is_tame()) return;
-  for (const auto& p : parameters) c.expect_numbers(p.param, p.n, "param");
+  for (const auto& p : parameters) c.expect_numbers(p.dtype, p.param, p.n, "param");
 }
 
 void sum_of_squares(Case& c) {

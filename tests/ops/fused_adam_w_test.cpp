@@ -22,12 +22,12 @@ const std::vector<int64_t> kSizes = {1, 0, 3, 15, 16, 17, 0, 33, 16383, 16384, 1
 
 using Updates = std::vector<ops::AdamWUpdate>;
 
-// Every third parameter is not decayed; steps differ. Storage starts at any multiple of 4 bytes.
-Updates make_updates() {
+// Every third parameter is not decayed; steps differ. Storage starts at any element.
+Updates make_updates(at::ScalarType dtype = at::kFloat, double size = 1.0) {
   Updates updates;
   for (size_t i = 0; i < kSizes.size(); ++i) {
     const int64_t n = kSizes[i];
-    const at::Tensor storage = normal({4, n + 1}, i + 1, 1.0, at::kFloat);
+    const at::Tensor storage = normal({4, n + 1}, i + 1, size, dtype);
     storage[3].abs_();
     const auto part = [&](int64_t row) { return storage[row].narrow(0, 1, n); };
     updates.push_back(
@@ -36,8 +36,9 @@ Updates make_updates() {
   return updates;
 }
 
-// The operations of the definition one after the other, each rounded to fp32: this file is compiled
-// without fused multiply-adds.
+// The operations of the definition one after the other, each rounded to fp32 (this file is compiled
+// without fused multiply-adds), and what is stored rounded to T.
+template <typename T>
 void update_by_hand(const ops::AdamWUpdate& u) {
   const auto& o = kOptions;
   const double correction1 = 1 - std::pow(o.beta1, u.step),
@@ -47,14 +48,16 @@ void update_by_hand(const ops::AdamWUpdate& u) {
   const auto rest1 = static_cast<float>(1 - o.beta1), rest2 = static_cast<float>(1 - o.beta2);
   const auto rate = static_cast<float>(o.lr / correction1);
   const auto inverse = static_cast<float>(1 / std::sqrt(correction2));
-  float *p = u.param.data_ptr<float>(), *m = u.exp_avg.data_ptr<float>(),
-        *v = u.exp_avg_sq.data_ptr<float>();
-  const float* grad = u.grad.const_data_ptr<float>();
+  const auto eps = static_cast<float>(o.eps);
+  const auto wide = [](T x) { return static_cast<float>(x); };
+  T *p = u.param.data_ptr<T>(), *m = u.exp_avg.data_ptr<T>(), *v = u.exp_avg_sq.data_ptr<T>();
+  const T* grad = u.grad.const_data_ptr<T>();
   for (int64_t i = 0; i < u.param.numel(); ++i) {
-    const float g = grad[i] * static_cast<float>(o.grad_scale);
-    m[i] = b1 * m[i] + rest1 * g;
-    v[i] = b2 * v[i] + rest2 * g * g;
-    p[i] = p[i] * keep - rate * m[i] / (std::sqrt(v[i]) * inverse + static_cast<float>(o.eps));
+    const float g = wide(grad[i]) * static_cast<float>(o.grad_scale);
+    m[i] = static_cast<T>(b1 * wide(m[i]) + rest1 * g);
+    v[i] = static_cast<T>(b2 * wide(v[i]) + rest2 * g * g);
+    const float root = std::sqrt(wide(v[i])) * inverse;
+    p[i] = static_cast<T>(wide(p[i]) * keep - rate * wide(m[i]) / (root + eps));
   }
 }
 
@@ -68,15 +71,66 @@ void expect_same_bits(const Updates& actual, const Updates& expected) {
 
 class FusedOptimizer : public FusedKernels<int> {};
 
-TEST_P(FusedOptimizer, AdamWRoundsEachOperationOnAnyThreads) {
-  const Updates expected = make_updates();
-  for (const auto& update : expected) update_by_hand(update);
+void update_on_threads(const Updates& updates, int threads) {
   const int before = at::get_num_threads();
-  at::set_num_threads(GetParam());
-  const Updates actual = make_updates();
-  ops::adam_w(actual, kOptions);
+  at::set_num_threads(threads);
+  ops::adam_w(updates, kOptions);
   at::set_num_threads(before);
+}
+
+TEST_P(FusedOptimizer, AdamWRoundsEachOperationOnAnyThreads) {
+  const Updates expected = make_updates(), actual = make_updates();
+  for (const auto& update : expected) update_by_hand<float>(update);
+  update_on_threads(actual, GetParam());
   expect_same_bits(actual, expected);
+}
+
+// Numbers of order 1, and such as bf16 has only as denormals.
+TEST_P(FusedOptimizer, AdamWInBf16RoundsWhatItStores) {
+  for (const double size : {1.0, 1e-39}) {
+    const Updates expected = make_updates(at::kBFloat16, size),
+                  actual = make_updates(at::kBFloat16, size);
+    for (const auto& update : expected) update_by_hand<at::BFloat16>(update);
+    update_on_threads(actual, GetParam());
+    expect_same_bits(actual, expected);
+    EXPECT_NE(actual[11].exp_avg.count_nonzero().item<int64_t>(), 0) << size;
+    EXPECT_NE(actual[11].exp_avg_sq.count_nonzero().item<int64_t>(), 0) << size;
+  }
+}
+
+ops::AdamWUpdate in_fp64(const ops::AdamWUpdate& u) {
+  const auto wide = [](const at::Tensor& x) { return x.to(at::kDouble); };
+  return {wide(u.param), wide(u.grad), wide(u.exp_avg), wide(u.exp_avg_sq), u.step, u.decays};
+}
+
+// Whether no element is further than that from the expected one.
+bool is_within(const at::Tensor& actual, const at::Tensor& expected, const at::Tensor& distance) {
+  return (actual.to(at::kDouble) - expected).abs().le(distance).all().item<bool>();
+}
+
+// A rounding to bf16 is 2^-9 of a number at most: one of each moment, and those of both moments'
+// in what the parameter changes by, and its own. In fp32 a few roundings of terms that may cancel.
+TEST_P(FusedOptimizer, AdamWInBf16AsTheDefinitionInFp64) {
+  const Updates actual = make_updates(at::kBFloat16), narrow = make_updates(at::kBFloat16);
+  ops::adam_w(actual, kOptions);
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const ops::AdamWUpdate expected = in_fp64(narrow[i]);
+    const at::Tensor before = expected.param.clone();
+    ops::adam_w_reference(expected, kOptions);
+    ops::adam_w_reference(narrow[i], kOptions);
+    const auto& [p, grad, m, v, step, decays] = expected;
+    const double rounding = std::ldexp(1.0, -8);
+    EXPECT_TRUE(is_within(actual[i].exp_avg, m, m.abs() * rounding + 1e-6)) << i;
+    EXPECT_TRUE(is_within(actual[i].exp_avg_sq, v, v * rounding + 1e-6)) << i;
+    const at::Tensor change = (p - before).abs();
+    EXPECT_TRUE(is_within(actual[i].param, p, (p.abs() + change) * rounding + 1e-4)) << i;
+    // The definition in bf16 rounds after each operation.
+    if (kSizes[i] < 10000) continue;
+    const auto error = [&](const ops::AdamWUpdate& u) {
+      return (u.param.to(at::kDouble) - p).abs().mean().item<double>();
+    };
+    EXPECT_LT(error(actual[i]), error(narrow[i])) << i;
+  }
 }
 
 TEST_P(FusedOptimizer, AdamWAsTheDefinition) {
@@ -92,7 +146,8 @@ TEST_P(FusedOptimizer, AdamWAsTheDefinition) {
   }
 }
 
-// What the kernel does not take stands between what it takes: other dtypes and layouts.
+// What the kernel does not take stands between what it takes: other dtypes and layouts. Both of its
+// own dtypes go into one call.
 TEST_P(FusedOptimizer, AdamWOfMixedParameters) {
   Updates actual = make_updates(), expected = make_updates();
   for (Updates* updates : {&actual, &expected}) {
@@ -106,6 +161,10 @@ TEST_P(FusedOptimizer, AdamWOfMixedParameters) {
                      make(3, at::kFloat).t(), make(4, at::kFloat).abs().t(), 3});
     updates->push_back({make(1, at::kFloat), make(2, at::kFloat).t().contiguous().t(),
                         make(3, at::kFloat), make(4, at::kFloat).abs(), 4});
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {  // of the moments
+      updates->insert(updates->begin() + 5, {make(5, at::kBFloat16), make(6, at::kBFloat16),
+                                             make(7, dtype), make(8, dtype).abs(), 5});
+    }
   }
   ops::adam_w(actual, kOptions);
   for (auto& update : expected) ops::adam_w({update}, kOptions);

@@ -90,18 +90,20 @@ void run_adam_w(const Shape& s, Arrays& arrays) {
   std::vector<longhaul_adam_w_parameter> parameters;
   std::vector<longhaul_array> gradients;
   for (const int64_t n : {s.K, int64_t{0}, s.L * s.H, s.H == 1 ? int64_t{70000} : int64_t{1}}) {
-    float* grad = arrays.floats(n);
-    auto* exp_avg_sq = static_cast<float*>(arrays.replaced(LONGHAUL_FLOAT32, n));
-    for (int64_t i = 0; i < n; ++i) exp_avg_sq[i] = exp_avg_sq[i] * exp_avg_sq[i];
-    parameters.push_back({.n = n,
+    const void* grad = arrays.numbers(s.dtype, n);
+    auto* exp_avg_sq = static_cast<char*>(arrays.replaced(s.dtype, n));
+    const int64_t size = s.dtype == LONGHAUL_FLOAT32 ? 4 : 2;
+    for (int64_t i = 1; i <= n; ++i) exp_avg_sq[i * size - 1] &= 0x7f;  // the sign
+    parameters.push_back({.dtype = s.dtype,
+                          .n = n,
                           .step = s.S,
                           .weight_decay = 0.1,
-                          .param = static_cast<float*>(arrays.replaced(LONGHAUL_FLOAT32, n)),
+                          .param = arrays.replaced(s.dtype, n),
                           .grad = grad,
-                          .exp_avg = static_cast<float*>(arrays.replaced(LONGHAUL_FLOAT32, n)),
+                          .exp_avg = arrays.replaced(s.dtype, n),
                           .exp_avg_sq = exp_avg_sq});
-    gradients.push_back({.dtype = LONGHAUL_FLOAT32, .n = n, .data = grad});
-    gradients.push_back({s.dtype, n, arrays.numbers(s.dtype, n)});
+    gradients.push_back({.dtype = s.dtype, .n = n, .data = grad});
+    gradients.push_back({LONGHAUL_FLOAT32, n, arrays.floats(n)});
   }
   const longhaul_adam_w_args a = {.count = static_cast<int64_t>(parameters.size()),
                                   .parameters = parameters.data(),

@@ -16,27 +16,32 @@ void check(const AdamWUpdate& u) {
   check_shape(u.exp_avg_sq, u.param.sizes(), "adam_w: exp_avg_sq");
 }
 
-bool is_fp32_on_cpu(const Tensor& x) {
-  return x.device().is_cpu() && x.scalar_type() == at::kFloat;
-}
-
-// What is changed must be where it is; a gradient may be copied.
-bool kernel_applies(const AdamWUpdate& u) {
-  for (const Tensor* x : {&u.param, &u.exp_avg, &u.exp_avg_sq}) {
-    if (!is_fp32_on_cpu(*x) || !x->is_contiguous()) return false;
+// Empty if the kernel can update that, else why not. What is changed must be where it is; a
+// gradient may be copied.
+std::string why_no_kernel(const AdamWUpdate& u) {
+  const auto dtype = u.param.scalar_type();
+  for (const Tensor* x : {&u.param, &u.grad, &u.exp_avg, &u.exp_avg_sq}) {
+    if (!x->device().is_cpu()) return "it updates tensors on the CPU";
+    if (const std::string reason = why_no_cpu_kernel(*x); !reason.empty()) return reason;
+    if (x->scalar_type() != dtype) {
+      return fmt::format("expected the parameter's dtype, {}, in its gradient and moments, got {}",
+                         c10::toString(dtype), c10::toString(x->scalar_type()));
+    }
+    if (x != &u.grad && !x->is_contiguous()) return "it updates contiguous tensors";
   }
-  return is_fp32_on_cpu(u.grad);
+  return "";
 }
 
 longhaul_adam_w_parameter parameter_of(const AdamWUpdate& u, const Tensor& grad,
                                        const AdamWOptions& options) {
-  return {.n = u.param.numel(),
+  return {.dtype = kernel_dtype(u.param),
+          .n = u.param.numel(),
           .step = u.step,
           .weight_decay = u.decays ? options.weight_decay : 0.0,
-          .param = u.param.data_ptr<float>(),
-          .grad = grad.const_data_ptr<float>(),
-          .exp_avg = u.exp_avg.data_ptr<float>(),
-          .exp_avg_sq = u.exp_avg_sq.data_ptr<float>()};
+          .param = u.param.data_ptr(),
+          .grad = grad.const_data_ptr(),
+          .exp_avg = u.exp_avg.data_ptr(),
+          .exp_avg_sq = u.exp_avg_sq.data_ptr()};
 }
 
 }  // namespace
@@ -46,11 +51,12 @@ void adam_w(const std::vector<AdamWUpdate>& updates, const AdamWOptions& options
   std::vector<longhaul_adam_w_parameter> parameters;
   std::vector<Tensor> gradients;  // kept until the kernel has run
   for (const auto& update : updates) {
-    if (kernel_applies(update)) {
+    const std::string reason = why_no_kernel(update);
+    if (reason.empty()) {
       gradients.push_back(update.grad.contiguous());
       parameters.push_back(parameter_of(update, gradients.back(), options));
     } else {
-      report_fallback("adam_w", "it updates contiguous fp32 on the CPU");
+      report_fallback("adam_w", reason);
       adam_w_reference(update, options);
     }
   }

@@ -1,9 +1,11 @@
 // AdamW with decoupled weight decay (Loshchilov and Hutter, 2019), PyTorch's form:
 //   g = grad_scale * grad;  p -= lr wd p;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 //   p -= lr / (1 - b1^step) * m / (sqrt(v) / sqrt(1 - b2^step) + eps)
-// On a CPU all contiguous fp32 parameters are updated in one pass, every operation rounded by
-// itself: the same bits on any number of threads and with any instruction set. Others, and other
-// devices, take plain ATen, one after the other.
+// On a CPU all contiguous parameters in fp32 or bf16, whose gradients and moments have their dtype,
+// are updated in one pass, every operation in fp32 and rounded by itself: the same bits on any
+// number of threads and with any instruction set. In bf16 the moments and the parameter are rounded
+// once, where the definition rounds each operation to bf16. Others, and other devices, take plain
+// ATen, one after the other.
 #pragma once
 
 #include <ATen/core/Tensor.h>

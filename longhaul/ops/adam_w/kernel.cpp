@@ -1,6 +1,7 @@
-// AdamW over all parameters. This file is compiled without contraction to fused multiply-adds, so
-// that every instruction set gives the same bits.
+// AdamW over all parameters, in fp32 whatever they are stored in. This file is compiled without
+// contraction to fused multiply-adds, so that every instruction set gives the same bits.
 #include "include/longhaul/kernels.h"
+#include "longhaul/ops/cpu/dtype.h"
 #include "longhaul/ops/cpu/kernel_table.h"
 #include "longhaul/ops/cpu/pieces.h"
 
@@ -29,15 +30,42 @@ Coefficients coefficients(const Args& a, const Parameter& p) {
           static_cast<float>(a.eps)};
 }
 
-void update(float* __restrict p, const float* __restrict grad, float* __restrict m,
-            float* __restrict v, int64_t n, const Coefficients& c) {
+LONGHAUL_INLINE float widened(float x) { return x; }
+LONGHAUL_INLINE float widened(bf16 x) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16);
+}
+
+// To nearest even, by integers: the processor's own conversion to bf16 takes denormals for 0.
+template <typename T>
+LONGHAUL_INLINE T rounded(float x) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return x;
+  } else {
+    const auto bits = __builtin_bit_cast(uint32_t, x);
+    const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+    const uint32_t up = bits + 0x7fff + (bits >> 16 & 1);
+    return {static_cast<uint16_t>((is_nan ? bits | 0x400000 : up) >> 16)};
+  }
+}
+
+template <typename T>
+void update(T* __restrict p, const T* __restrict grad, T* __restrict m, T* __restrict v, int64_t n,
+            const Coefficients& c) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    const float g = grad[i] * c.grad_scale;
-    m[i] = c.beta1 * m[i] + c.one_minus_beta1 * g;
-    v[i] = c.beta2 * v[i] + c.one_minus_beta2 * g * g;
-    p[i] = p[i] * c.keep - c.step_size * m[i] / (__builtin_sqrtf(v[i]) * c.inv_sqrt2 + c.eps);
+    const float g = widened(grad[i]) * c.grad_scale;
+    m[i] = rounded<T>(c.beta1 * widened(m[i]) + c.one_minus_beta1 * g);
+    v[i] = rounded<T>(c.beta2 * widened(v[i]) + c.one_minus_beta2 * g * g);
+    const float root = __builtin_sqrtf(widened(v[i])) * c.inv_sqrt2;
+    p[i] = rounded<T>(widened(p[i]) * c.keep - c.step_size * widened(m[i]) / (root + c.eps));
   }
+}
+
+template <typename T>
+void update_piece(const Parameter& p, int64_t from, int64_t n, const Coefficients& c) {
+  const auto piece = [&](void* array) { return static_cast<T*>(array) + from; };
+  update(piece(p.param), static_cast<const T*>(p.grad) + from, piece(p.exp_avg),
+         piece(p.exp_avg_sq), n, c);
 }
 
 }  // namespace
@@ -47,8 +75,7 @@ void adam_w(const Args& a) {
       a.count, [&](int64_t i) { return a.parameters[i].n; },
       [&](int64_t i, int64_t from, int64_t n, int64_t) {
         const Parameter& p = a.parameters[i];
-        update(p.param + from, p.grad + from, p.exp_avg + from, p.exp_avg_sq + from, n,
-               coefficients(a, p));
+        with_dtype(p.dtype, [&]<typename T>() { update_piece<T>(p, from, n, coefficients(a, p)); });
       });
 }
 

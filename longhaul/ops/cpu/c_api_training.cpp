@@ -10,6 +10,7 @@ const char* check_shape(const longhaul_cross_entropy_args& a) {
 
 const char* check_shape(const longhaul_adam_w_args& a) {
   for (int64_t i = 0; i < a.count; ++i) {
+    if (const char* error = check_dtype(a.parameters[i].dtype)) return error;
     if (const char* error = check_at_least(0, a.parameters[i].n, "n")) return error;
     if (const char* error = check_at_least(1, a.parameters[i].step, "step")) return error;
   }

@@ -246,3 +246,21 @@ class BFloat16(TestCase):
             (random(30, 32, dtype=BF16), random(100, 32, dtype=BF16)),
             roundings=4, dtypes=(torch.float32,),
         )  # fmt: skip
+
+    def test_adam_w(self):
+        """In place; a parameter in fp32 stands among those in bf16."""
+        shapes = (5, 7), (100,), (3, 333)
+        lists = [
+            [constant(*shape, dtype=BF16, seed=i).abs() for shape in shapes] for i in range(4)
+        ]
+        wide = [[x.float() for x in one] for one in lists]
+        for one in lists:
+            one.append(torch.ones(9))
+        for given in (lists, wide):
+            ops.adam_w(*given, 3, lr=0.1)
+        for i in (0, 2, 3):
+            for x, y in zip(lists[i], wide[i], strict=False):
+                self.assertEqual(x.dtype, BF16)
+                self.near(x, y, 2)
+        self.assertEqual(lists[0][3].dtype, torch.float32)
+        self.assertLess(lists[0][3].max().item(), 1)

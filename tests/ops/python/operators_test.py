@@ -438,6 +438,27 @@ class Experts(TestCase):
                     (random(40, k, dtype=dtype), random(4, n, k, dtype=dtype)),
                 )
 
+    def test_grouped_matmul_as_ascend_calls_it(self):
+        """The same numbers and gradients, in both forms of the list of groups; the last two rows
+        belong to no group."""
+        counts = torch.tensor([7, 0, 28, 3])
+        x, weight = random(40, 32), random(4, 32, 65)
+        expected = ops.grouped_matmul(x, weight.transpose(1, 2), counts)
+        d = constant(*expected.shape)
+        wanted = torch.autograd.grad(expected, (x, weight), d)
+        for group_list, kind in ((counts.cumsum(0), 0), (counts, 1), (counts.cumsum(0).int(), 0)):
+            with self.subTest(kind=kind, dtype=group_list.dtype):
+                results = ops.grouped_matmul(
+                    [x], [weight], group_list=group_list, split_item=2, group_type=0,
+                    group_list_type=kind,
+                )  # fmt: skip
+                self.assertEqual(len(results), 1)
+                found = torch.autograd.grad(results[0], (x, weight), d)
+                for one, other in zip((*results, *found), (expected, *wanted), strict=True):
+                    self.assertTrue(torch.equal(one, other))
+        self.assertFalse(expected[:38].eq(0).all(1).any())
+        self.assertTrue(expected[38:].eq(0).all())
+
 
 class Training(TestCase):
     def labels(self):

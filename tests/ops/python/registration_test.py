@@ -53,6 +53,11 @@ def samples():
     counts = torch.tensor([7, 0, 30, 3])
     matmul = random(40, 32), random(4, 64, 32), counts
     yield "grouped_matmul", matmul
+    yield (
+        "grouped_matmul.list",
+        ([matmul[0]], [random(4, 32, 64)]),
+        {"group_list": counts.cumsum(0), "split_item": 2, "group_type": 0},
+    )
     yield "grouped_matmul_grad", (constant(40, 64), *(x.detach() for x in matmul), [True, False])
     labels = torch.arange(30)
     yield "linear_cross_entropy", (random(30, 32), random(100, 32), labels)
@@ -174,7 +179,9 @@ class Registration(TestCase):
             names.add(name)
             with self.subTest(name, options=options):
                 kwargs = options[0] if options else {}
-                torch.library.opcheck(getattr(ops, name).default, arguments, kwargs)
+                packet, _, overload = name.partition(".")
+                operator = getattr(getattr(ops, packet), overload or "default")
+                torch.library.opcheck(operator, arguments, kwargs)
         registered = {
             name.removeprefix("longhaul::")
             for name in torch._C._dispatch_get_all_op_names()
@@ -301,6 +308,34 @@ class Errors(TestCase):
                      torch.zeros(2, dtype=torch.long))  # fmt: skip
         self.refuses("exp_avgs", ops.adam_w, [zeros(2)], [zeros(2)], [], [zeros(2)], 1, lr=0.1)
         self.refuses("adam_w: step", ops.adam_w, *([zeros(2)] for _ in range(4)), 0, lr=0.1)
+
+    def test_the_forms_of_grouped_matmul_that_are_not_there(self):
+        x, weight = torch.zeros(5, 4), torch.zeros(2, 4, 3)
+
+        def multiply(x=(x,), weight=(weight,), **options):
+            given = {"group_list": torch.tensor([2, 5]), "split_item": 2, "group_type": 0} | options
+            return ops.grouped_matmul(list(x), list(weight), **given)
+
+        (result,) = multiply(bias=[], scale=None, split_item=3)
+        self.assertEqual(tuple(result.shape), (5, 3))
+        self.refuses(r"x: expected 1 tensor \[M, K\], got 2 \(\[5 x 4\] and \[5 x 4\]\)", multiply,
+                     x=[x, x])  # fmt: skip
+        self.refuses(r"weight: expected 1 tensor \[E, K, N\], got 1 \(\[4 x 3\]\)", multiply,
+                     weight=[weight[0]])  # fmt: skip
+        self.refuses("weight: expected 1 tensor .*, got 0", multiply, weight=[])
+        self.refuses("bias .*: expected none, got 1", multiply, bias=[x])
+        self.refuses("activation_input .*: expected none, got 2", multiply, activation_input=[x, x])
+        self.refuses("output_dtype .*: expected None, got 5", multiply, output_dtype=5)
+        self.refuses("act_type: expected 0 .*, got 1", multiply, act_type=1)
+        self.refuses("tuning_config .*, got .1, 2.", multiply, tuning_config=[1, 2])
+        self.refuses(r"split_item: expected 2 or 3 .*, got 0", multiply, split_item=0)
+        self.refuses("group_type: expected 0 .*, got 2", multiply, group_type=2)
+        self.refuses("group_type: expected 0 .*, got None", multiply, group_type=None)
+        self.refuses("group_list: expected .*, got None", multiply, group_list=None)
+        self.refuses("group_list_type: expected 0 .*, got 2", multiply, group_list_type=2)
+        # Neither a place before the one before it nor one behind the rows.
+        for wrong in ([3, 2], [2, 6]):
+            self.refuses("counts", multiply, group_list=torch.tensor(wrong))
 
     def test_what_is_not_supported_is_named(self):
         q, k = torch.zeros(1, 3, 2, 32), torch.zeros(1, 3, 1, 32)
