@@ -521,7 +521,7 @@ TEST(Resume, LoadStepSetsNothingAsideForAJobThatDoesNotFit) {
   run(job.config({"--training.steps", "4", "--checkpoint.interval", "2"}));
   const Overrides back = {"--training.steps", "5", "--checkpoint.load_step", "2"};
   for (const Overrides& misfit :
-       {Overrides{"--mtp.num_modules", "0"},
+       {Overrides{"--mtp.num_modules", "1"},
         Overrides{"--checkpoint.exclude_from_loading", "lr_scheduler,train_state"}}) {
     EXPECT_NE(error_of_run(job.config(with(back, misfit))), "no error");
     EXPECT_TRUE(fs::exists(folder / "step-4"));
