@@ -104,9 +104,10 @@ void Saver::begin(int64_t step) {
   job_->step = step;
 }
 
-void Saver::save(const Snapshot& snapshot) {
+void Saver::save(const Snapshot& snapshot, bool keep_older) {
   const auto start = Clock::now();
   begin(snapshot.step);
+  keep_older_ = keep_older;
   const SaveOptions options = job_->save_options();
   const bool at_once = job_->options.mode == AsyncMode::kDisabled;
   job_->saved = at_once ? snapshot : stage(snapshot, options, std::move(job_->saved));
@@ -135,15 +136,18 @@ void Saver::Task::start(std::function<void()> action) {
 // False if there is no progress any more; by then the ranks' own limit has ended a wait for another
 // rank. The thread is left to itself.
 bool Saver::wait_for(Task& task) {
+  const auto limit = 2 * job_->options.timeout;
   int64_t before = job_->progress;
-  while (task.end.wait_for(2 * job_->options.timeout) != std::future_status::ready) {
-    const int64_t now = job_->progress;
-    if (now == before) {
+  auto moved = Clock::now();
+  while (task.end.wait_for(limit / 16) != std::future_status::ready) {
+    if (const int64_t now = job_->progress; now != before) {
+      before = now;
+      moved = Clock::now();
+    } else if (Clock::now() - moved >= limit) {
       task.thread.detach();
       task.end = {};
       return false;
     }
-    before = now;
   }
   task.thread.join();
   return true;
@@ -165,7 +169,7 @@ void Saver::end_writing() {
 void Saver::end_save() {
   end_writing();
   job_->others.erase(job_->step);
-  start_purging(job_->step);
+  if (!keep_older_) start_purging(job_->step);
 }
 
 // Beside the steps that follow: the other ranks do not wait for it. Where one is under way, the

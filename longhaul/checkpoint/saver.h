@@ -49,8 +49,9 @@ class Saver {
   // throw, and, as the other two, what ends the run: UserError, which names rank, save and step, if
   // the one under way must be given up, and CollectiveError if the ranks have lost one another in
   // it. After either there is no saving any more. Any other failure is reported by failure() and
-  // finish(), on all ranks, and the next save may succeed.
-  void save(const Snapshot& snapshot);
+  // finish(), on all ranks, and the next save may succeed. With `keep_older` no older checkpoint is
+  // deleted for it: who saves a state that may not be worth going on from says so.
+  void save(const Snapshot& snapshot, bool keep_older = false);
 
   // The same for files of `step` in another form: `write` saves them, with these ranks and this
   // progress, and the caller waits for it in any mode. A thread that is given up keeps `write`,
@@ -83,6 +84,7 @@ class Saver {
   // Shared with the threads, which outlive the Saver if they are given up.
   std::shared_ptr<Job> job_;
   Task saving_, purging_;
+  bool keep_older_ = false;               // of the save under way
   std::optional<int64_t> skipped_purge_;  // after the save of this step: one was under way
   std::optional<std::string> failure_;    // of the last save
 };

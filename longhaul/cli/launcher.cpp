@@ -295,7 +295,10 @@ class Ranks {
   void poll() {
     std::this_thread::sleep_for(kPoll);
     if (const int signal = received.exchange(0)) {
-      if (signal != SIGUSR2) passed_on_ = signal;
+      if (signal != SIGUSR2) {
+        passed_on_ = signal;
+        ++stops_;
+      }
       send(signal);
     }
     collect();
@@ -312,10 +315,15 @@ class Ranks {
       read_output(number, rank);
       rank.ended = status;
       auto failure = failure_of(number, rank);
-      // It had nothing to save yet.
+      // At the first one it had nothing to save yet; a second one does not wait for a save.
       if (failure && WIFSIGNALED(status) && WTERMSIG(status) == passed_on_) {
-        failure->what = fmt::format("stopped by signal {} ({}) before the first step", passed_on_,
-                                    strsignal(passed_on_));
+        failure->what = stops_ == 1
+                            ? fmt::format("stopped by signal {} ({}) before the first step",
+                                          passed_on_, strsignal(passed_on_))
+                            : fmt::format(
+                                  "stopped at once by a second signal, {} ({}): steps since "
+                                  "the newest checkpoint are lost",
+                                  passed_on_, strsignal(passed_on_));
       }
       if (failure) failures_.push_back(*std::move(failure));
     }
@@ -334,6 +342,7 @@ class Ranks {
   TemporaryFolder reports_;
   std::vector<Rank> ranks_;
   int passed_on_ = 0;              // the signal that this process was sent last
+  int stops_ = 0;                  // how many there were
   std::vector<Failure> failures_;  // in the order in which they were seen
 };
 

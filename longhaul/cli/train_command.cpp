@@ -63,7 +63,8 @@ fs::path traces_folder(const JobConfig& config) {
 void check_ranks(const JobConfig& config, int64_t ranks) {
   train::check_job(config, ranks);
   const Degrees degrees = resolve_degrees(config, ranks);
-  train::check_machine(config, resolve_model(config), degrees.shard * degrees.cp * degrees.tp);
+  train::check_machine(config, resolve_model(config), degrees.shard * degrees.cp * degrees.tp,
+                       ranks);
   train::claim_run_folder(config);  // and leaves it to the first rank
 }
 

@@ -26,7 +26,8 @@
 namespace longhaul::train {
 namespace {
 
-void check_memory(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces) {
+void check_memory(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces,
+                  int64_t ranks_here) {
   const at::Device device = choose_device(config);
   if (!device.is_cpu()) return;
   const auto settings = model_settings(config, device);
@@ -38,7 +39,7 @@ void check_memory(const JobConfig& config, const ResolvedModel& resolved, int64_
   const int64_t times = saved + (trunk_learns ? 1 : 0) + (copies ? saved : 0);
   const int64_t needed =
       parameters * static_cast<int64_t>(c10::elementSize(settings.param_dtype)) * times / pieces;
-  if (needed <= machine_memory_bytes()) return;
+  if (needed * ranks_here <= machine_memory_bytes()) return;
   fail_setting(
       config, "model.flavor",
       fmt::format(
@@ -47,7 +48,8 @@ void check_memory(const JobConfig& config, const ResolvedModel& resolved, int64_
           with_commas(parameters), config.training.dtype, human_bytes(static_cast<double>(needed)),
           trunk_learns ? ", gradients and moments" : "",
           copies ? " and the copy for checkpoint.async_mode" : "",
-          pieces == 1 ? "" : fmt::format(" on each of {} ranks", pieces),
+          ranks_here == 1 ? pieces == 1 ? "" : fmt::format(" on each of {} ranks", pieces)
+                          : fmt::format(" on each of {} ranks here", ranks_here),
           human_bytes(static_cast<double>(machine_memory_bytes()))));
 }
 
@@ -119,11 +121,12 @@ void check_job(const JobConfig& config, int64_t ranks) {
 
 void check_kernels() { cpu::chosen_isa(); }
 
-void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces) {
+void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces,
+                   int64_t ranks_here) {
   check_kernels();
   check_no_decay(config, resolved);
   check_recomputed_products(config, resolved);
-  check_memory(config, resolved, pieces);
+  check_memory(config, resolved, pieces, ranks_here);
   check_initial_weights(config);
   check_export(config);
 }

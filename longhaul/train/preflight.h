@@ -22,9 +22,11 @@ void check_job(const JobConfig& config, int64_t ranks);
 void check_kernels();
 
 // Throws UserError if the job cannot run here: too little memory for the weights, gradients and
-// moments, and the copy for saves in the background, of which this rank has one of `pieces`;
+// moments, and the copy for saves in the background, of which each of the `ranks_here` that share
+// this machine has one of `pieces`;
 // initial weights that are not there; a pattern of optimizer.no_decay without a parameter;
 // LONGHAUL_ISA naming what the processor lacks.
-void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces = 1);
+void check_machine(const JobConfig& config, const ResolvedModel& resolved, int64_t pieces = 1,
+                   int64_t ranks_here = 1);
 
 }  // namespace longhaul::train

@@ -128,6 +128,7 @@ class Run {
   // is, and what this one measures goes to a file beside.
   bool beside_ = false;
   bool data_ended_ = false;
+  bool refused_ = false;       // the last step, by the guard
   double saving_seconds_ = 0;  // that training stood still for since the last step
   std::unique_ptr<data::Dataset> validation_;
   std::unique_ptr<StepWriter> writer_;           // of the first rank, or of each
@@ -178,13 +179,21 @@ StepMetrics Run::take_step() {
   const auto before = world_.log().totals();
   try {
     StepMetrics metrics = profiler_ ? take_profiled_step() : trainer_.step();
+    refused_ = metrics.skipped;
     add_communication(dtensor::since(before, world_.log().totals()), seconds_since(start), metrics);
     return metrics;
   } catch (const StepRefused&) {
+    refused_ = true;
     const bool sound = find_nonfinite(trainer_.model(), *trainer_.dims().all).empty();
     if (trainer_.progress().step > first_step_ && sound && !is_saved()) {
       save(/*last=*/false);
       finish_saving();
+      if (is_first_rank() && saves(config_)) {
+        log::warn(
+            "step {} is saved and older checkpoints stay: its weights are finite, but they may be "
+            "what the next step fails from. If it fails again, go back with checkpoint.load_step",
+            trainer_.progress().step);
+      }
     }
     throw;
   }
@@ -400,7 +409,8 @@ void Run::save(bool last) {
       saver_->finish();  // in the background, too: no later save would rescue the state
     } else {
       make_way_for(/*model_only=*/false);
-      saver_->save(trainer_.snapshot());
+      // What the guard has refused may come of these weights: sound ones are not deleted for them.
+      saver_->save(trainer_.snapshot(), /*keep_older=*/refused_);
     }
   } catch (const dtensor::CollectiveError&) {
     throw;
@@ -496,10 +506,18 @@ Outcome run_training(const JobConfig& config, const std::atomic<bool>& stop,
   check_parallelism(config, resolved, dims.degrees);
   check_machine(config, resolved, dims.fsdp->size() * dims.degrees.tp);
   const FileDescriptor claim = dims.is_first() ? claim_run_folder(config) : FileDescriptor();
+  const FileDescriptor claim_of_saves =
+      dims.is_first() && saves(config) ? claim_checkpoint_folder(config) : FileDescriptor();
   const auto finished = finished_step(config, *dims.all);
   if (finished && !lacks_export(config, *finished, *dims.all)) {
     log::info("nothing to do: training.steps is {} and step {} is already in {}",
               config.training.steps, *finished, checkpoint_folder(config).string());
+    if (const fs::path wanted = hf_folder(config, *finished);
+        config.checkpoint.last_save_in_hf && !fs::exists(wanted)) {
+      log::info("for the Hugging Face folder: longhaul convert {} {}",
+                checkpoint::step_path(checkpoint_folder(config), *finished).string(),
+                wanted.string());
+    }
     return Outcome::kAlreadyDone;
   }
   return Run(config, resolved, dims, world, stop).execute();

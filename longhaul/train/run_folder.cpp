@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "longhaul/base/error.h"
+#include "longhaul/train/resume.h"
 
 namespace longhaul::train {
 namespace {
@@ -25,6 +26,13 @@ FileDescriptor claim(const fs::path& folder) {
 
 FileDescriptor claim_run_folder(const JobConfig& config) {
   return name_setting(config, "job.dump_folder", [&] { return claim(config.job.dump_folder); });
+}
+
+FileDescriptor claim_checkpoint_folder(const JobConfig& config) {
+  const fs::path folder = fs::weakly_canonical(checkpoint_folder(config));
+  const fs::path below = folder.lexically_relative(fs::weakly_canonical(config.job.dump_folder));
+  if (!below.empty() && *below.begin() != "..") return {};
+  return name_setting(config, "checkpoint.folder", [&] { return claim(folder); });
 }
 
 }  // namespace longhaul::train

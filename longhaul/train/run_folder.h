@@ -15,4 +15,8 @@ inline constexpr const char* kBadDocuments = "bad_documents.txt";
 // another process has claimed it.
 FileDescriptor claim_run_folder(const JobConfig& config);
 
+// The same for the folder of the checkpoints where it is not below the run's; else nothing is
+// claimed.
+FileDescriptor claim_checkpoint_folder(const JobConfig& config);
+
 }  // namespace longhaul::train

@@ -87,6 +87,21 @@ TEST(Saver, OlderOnesGoWhenANewerOneIsDurable) {
   }
 }
 
+TEST(Saver, OlderOnesStayForOneThatMayNotBeWorthGoingOnFrom) {
+  for (const auto mode : {AsyncMode::kDisabled, AsyncMode::kCopy}) {
+    const TempFolder folder;
+    dtensor::World world = dtensor::World::single();
+    Saver saver(options(folder, mode), alone(world), world.shared_log());
+    for (const int step : {1, 2}) saver.save(make_snapshot(step));
+    for (const int step : {3, 4}) saver.save(make_snapshot(step), /*keep_older=*/true);
+    saver.finish();
+    EXPECT_THAT(names_in(folder.path()), ElementsAre("step-1", "step-2", "step-3", "step-4"));
+    saver.save(make_snapshot(5));
+    saver.finish();
+    EXPECT_THAT(names_in(folder.path()), ElementsAre("step-4", "step-5"));
+  }
+}
+
 // The last save ends while the older ones of the save before are still being deleted.
 TEST(Saver, NoDeletionIsLeftOutAtTheEnd) {
   if (!fault::kCompiledIn) GTEST_SKIP() << "built with LONGHAUL_FAULTS=OFF";

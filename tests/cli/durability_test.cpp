@@ -110,6 +110,16 @@ TEST_F(Durability, TwoRunsInOneFolder) {
   first.signal(SIGKILL);
 }
 
+TEST_F(Durability, TwoRunsWithOneFolderOfCheckpoints) {
+  Words job = {"--training.steps",    "100000", "--training.seq_len", "16", "--checkpoint.folder",
+               path("saved").string()};
+  Program first(train_words(job), here());
+  while (!fs::exists(path("run/metrics.jsonl")) && first.running()) std::this_thread::yield();
+  job.insert(job.end(), {"--job.dump_folder", "other"});
+  expect_user_error(train(job), {"checkpoint.folder: another run is writing to"});
+  first.signal(SIGKILL);
+}
+
 TEST_F(Durability, ATornLastLineOfTheMetrics) {
   run_until_step_five();
   std::ofstream(path("run/metrics.jsonl"), std::ios::app) << "{\"step\": 7, \"loss\": 5.8";

@@ -1,4 +1,6 @@
 // What a run does with its settings: accumulation, the non-finite guard, dumps, time limits, text.
+#include <gmock/gmock.h>
+
 #include "longhaul/base/fault.h"
 #include "longhaul/base/system.h"
 #include "longhaul/checkpoint/checkpoint.h"
@@ -8,6 +10,7 @@
 #include "longhaul/train/preflight.h"
 #include "longhaul/train/setup.h"
 #include "tests/support/log_capture.h"
+#include "tests/support/temp_folder.h"
 #include "tests/train/job_fixture.h"
 
 namespace longhaul::testing {
@@ -117,6 +120,9 @@ TEST(Run, TheCopyForSavesInTheBackgroundCountsAsMemory) {
     EXPECT_NE(text.find("and the copy for checkpoint.async_mode on each of"), std::string::npos)
         << text;
   }
+  // Two ranks here take twice that.
+  EXPECT_THAT(error_of<UserError>([&] { train::check_machine(plain, resolved, pieces, 2); }),
+              ::testing::HasSubstr("gradients and moments on each of 2 ranks here"));
 }
 
 TEST(Run, AccumulationGivesTheGradientsOfTheWholeBatch) {
@@ -218,6 +224,23 @@ TEST(Run, ANonFiniteStepStopsBeforeTheUpdate) {
   const auto steps = checkpoint::list_steps(job.folder.path() / "run/checkpoint");
   ASSERT_FALSE(steps.empty());
   EXPECT_EQ(steps[0].step, static_cast<int64_t>(job.metrics().size()));
+}
+
+// The weights before it are finite, but may be what it comes of: older checkpoints stay.
+TEST(Run, BeforeANonFiniteStepOlderCheckpointsStay) {
+  const GoldenJob job("hf_base", batches());
+  Overrides overrides = {"--checkpoint.keep_latest_k", "1", "--checkpoint.last_save_model_only",
+                         "false"};
+  Overrides good = overrides;
+  good.insert(good.end(), {"--training.steps", "1"});
+  run(job.config(good));
+  overrides.insert(overrides.end(), {"--optimizer.lr", "1e30", "--training.max_norm", "inf"});
+  const test::LogCapture log;
+  EXPECT_THROW(run(job.config(overrides)), UserError);
+  const auto steps = checkpoint::list_steps(job.folder.path() / "run/checkpoint");
+  ASSERT_EQ(steps.size(), 2u);
+  EXPECT_EQ(steps[1].step, 1);
+  EXPECT_NE(log.text().find("go back with checkpoint.load_step"), std::string::npos);
 }
 
 TEST(Run, ANonFiniteStepIsSkippedIfTheJobSaysSo) {
