@@ -141,6 +141,10 @@ std::vector<std::string> environment_of(const RankSettings& settings) {
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
     variables.push_back(fmt::format("OMP_NUM_THREADS={}", std::max(1, cores / settings.ranks)));
   }
+  // c10d's warnings of a rank that is gone come with stack traces; what they mean is told by ours.
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
+    variables.emplace_back("TORCH_CPP_LOG_LEVEL=ERROR");
+  }
   return variables;
 }
 
