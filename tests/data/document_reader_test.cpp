@@ -59,6 +59,11 @@ TEST(Documents, OfEachKindAreTheSame) {
   ASSERT_TRUE(large.AppendValues({"a", "", "bc"}).ok());
   EXPECT_THAT(read_texts(write_parquet(folder, "e", "text", large.Finish().ValueOrDie(), 2)),
               ElementsAre("a", "", "bc"));
+  arrow::StringViewBuilder views;  // short ones lie in the view, long ones elsewhere
+  for (const auto& text : texts) ASSERT_TRUE(views.Append(text).ok());
+  EXPECT_EQ(read_texts(write_parquet(folder, "views", "text", views.Finish().ValueOrDie(), 64,
+                                     /*keep_types=*/true)),
+            texts);
   EXPECT_THAT(read_texts(folder.write("f", gzip("one\ndocument"))), ElementsAre("one\ndocument"));
 }
 
@@ -332,6 +337,35 @@ TEST(Documents, BadParquet) {
   EXPECT_EQ(cut.count, 1);
   EXPECT_THAT(cut.texts, IsEmpty());
   EXPECT_THAT(cut.error, AllOf(HasSubstr("/cut: "), HasSubstr("Parquet")));
+}
+
+// What a row group holds behind the damage is lost with it; the other groups are not.
+TEST(Documents, OfADamagedRowGroup) {
+  const TemporaryFolder folder;
+  const auto path = write_parquet(folder, "rows", "text",
+                                  strings({"first", "second", "third", "fourth", "fifth"}), 2);
+  std::string bytes = read_file(path);
+  // The length before the text, where the column's dictionary has its first one.
+  const size_t text = bytes.find("third");
+  ASSERT_NE(text, std::string::npos);
+  bytes.replace(text - 4, 4, "\xFF\xFF\xFF\x7F");
+  const auto skipped = read_skipping(folder.write("rows", bytes));
+  EXPECT_THAT(skipped.texts, ElementsAre("first", "second", "fifth"));
+  EXPECT_EQ(skipped.count, 1);
+  EXPECT_THAT(skipped.error,
+              AllOf(HasSubstr("/rows:3: "), HasSubstr("rows 3 to 4 (a whole row group) cannot be "
+                                                      "read")));
+}
+
+TEST(Documents, OfAColumnWithinAnother) {
+  const TemporaryFolder folder;
+  const auto meta = arrow::StructArray::Make({strings({"a"}), strings({"b"})},
+                                             std::vector<std::string>{"text", "url"});
+  const auto path = write_parquet(folder, "rows", "meta", meta.ValueOrDie(), 1);
+  EXPECT_THAT(read_skipping(path, {.text_field = "meta.text"}).error,
+              AllOf(HasSubstr("no column \"meta.text\""), HasSubstr("there are none")));
+  EXPECT_THAT(read_skipping(path, {.text_field = "meta"}).error,
+              HasSubstr("the column \"meta\" does not hold strings, but other columns"));
 }
 
 TEST(Documents, OfADictionary) {
