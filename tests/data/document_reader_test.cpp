@@ -312,6 +312,11 @@ TEST(Documents, OfALongTextAreCut) {
                                                    count, broken.size() - 2)));
   std::string characters;
   while (characters.size() <= kLongestText) characters += "\u4E2D\u6587\u00e9";
+  // Of a byte order mark is neither the text nor its length.
+  const std::string fits = lines.substr(0, kLongestText);
+  EXPECT_TRUE(read_texts(folder.write("fits", "\xEF\xBB\xBF" + fits)) == Texts{fits});
+  const auto marked = read_texts(folder.write("marked", "\xEF\xBB\xBF" + lines));
+  EXPECT_TRUE(marked == texts);
   const Texts cut = read_texts(folder.write("characters", characters));
   ASSERT_EQ(cut.size(), 2u);
   EXPECT_TRUE(cut[0] + cut[1] == characters);
@@ -403,6 +408,16 @@ TEST(Documents, OfTextThatIsNone) {
   test::LogCapture log;
   read_skipping(folder.write("b", "one\nx\xFFy"));
   EXPECT_THAT(log.text(), HasSubstr("/b:2: 0xFF is not UTF-8 here (byte 5 of the text): left out"));
+}
+
+// Editors put it before the text, of which it is no part; elsewhere it is a character.
+TEST(Documents, OfTextBehindAByteOrderMark) {
+  const TemporaryFolder folder;
+  const std::string mark = "\xEF\xBB\xBF";
+  EXPECT_THAT(read_texts(folder.write("a", mark + "one" + mark)), ElementsAre("one" + mark));
+  EXPECT_THAT(read_texts(folder.write("b", gzip(mark + "one"))), ElementsAre("one"));
+  EXPECT_THAT(user_error([&] { read_texts(folder.write("c", mark + "x\xFFy")); }),
+              HasSubstr("/c:1: 0xFF is not UTF-8 here (byte 4 of"));
 }
 
 TEST(Split, IsByTextAndDisjoint) {
