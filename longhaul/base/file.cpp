@@ -47,6 +47,26 @@ std::string remedy(const fs::path& path, int code) {
   }
 }
 
+// The file that `path` names, behind links: a rename would put the file in a link's place, or in
+// that of a device, to which every program of the machine writes.
+fs::path replaceable(fs::path path) {
+  std::error_code ignored, error;
+  // Asked first, since what links of /proc name need not be a path.
+  const fs::file_status status = fs::status(path, ignored);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    throw FileError(fs::is_directory(status) ? EISDIR : EINVAL,
+                    fmt::format("'{}' is no regular file; name another", path.string()));
+  }
+  constexpr int kMostLinks = 40;  // as Linux follows
+  for (int links = 0; fs::is_symlink(fs::symlink_status(path, ignored)); ++links) {
+    if (links == kMostLinks) fail_file("write", path, ELOOP);
+    const fs::path target = fs::read_symlink(path, error);
+    if (error) fail_file("read the link", path, error.value());
+    path = folder_of(path) / target;
+  }
+  return path;
+}
+
 }  // namespace
 
 void fail_file(std::string_view verb, const fs::path& path, int code) {
@@ -214,7 +234,8 @@ void FileWriter::finish() {
   }
 }
 
-AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)), writer_(temporary_name(path_)) {}
+AtomicFile::AtomicFile(fs::path path)
+    : path_(replaceable(std::move(path))), writer_(temporary_name(path_)) {}
 
 AtomicFile::~AtomicFile() {
   if (!committed_) ::unlink(writer_.path().c_str());

@@ -113,6 +113,10 @@ void inspect(const Arguments& arguments) {
                                         bad);
   if (line) line->finish();
   print_statistics(statistics);
+  if (statistics.documents == 0) {
+    fail_user("all documents of the corpus are bad or empty ({} bad)",
+              with_commas(statistics.bad_documents));
+  }
   if (tokenizer) print_sample(statistics, *tokenizer);
 }
 

@@ -75,6 +75,9 @@ void add_corpus(data::BpeTrainer& trainer, const CorpusOptions& corpus) {
 void train(const TrainArguments& arguments) {
   const fs::path output = arguments.output;
   if (fs::is_directory(output)) fail_user("'{}' is a folder; name the file", arguments.output);
+  if (fs::exists(output) && !fs::is_regular_file(output)) {
+    fail_user("'{}' is no regular file; name another", arguments.output);
+  }
   if (output.has_parent_path()) create_folders(output.parent_path());
   data::BpeTrainer trainer(arguments.options);
   add_corpus(trainer, arguments.corpus);

@@ -127,10 +127,11 @@ bool ChunkWalk::begin_pass(uint64_t wanted) {
   return true;
 }
 
+// Of the reading, which is ahead of the trainer.
 void ChunkWalk::end_pass() {
   const int64_t bad = bad_->count();
   if (bad > told_bad_) {
-    log::warn("a pass through the data ends; {} bad documents were left out",
+    log::warn("a pass through the data has been read; {} bad documents were left out",
               with_commas(bad - told_bad_));
   }
   bad_->end_list();

@@ -5,6 +5,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/data/jsonl.h"
 #include "longhaul/data/parquet.h"
+#include "longhaul/data/utf8.h"
 
 namespace longhaul::data {
 namespace {
@@ -51,6 +52,11 @@ class TextReader : public DocumentReader {
     text.swap(rest_);
     try {
       read_up_to(*source_, kLongestText + 1, text);
+      if (before_.bytes == 0 && text.starts_with(kByteOrderMark)) {
+        text.erase(0, kByteOrderMark.size());
+        before_.bytes = kByteOrderMark.size();
+        read_up_to(*source_, kLongestText + 1, text);
+      }
     } catch (const BrokenData& error) {
       ended_ = true;
       bad_.add([this] { return file_.path.string(); }, error.what());

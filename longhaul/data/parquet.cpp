@@ -66,12 +66,19 @@ std::unique_ptr<parquet::arrow::FileReader> open_reader(const std::filesystem::p
   return taken(builder.properties(arrow_properties)->Build(), path);
 }
 
-// The index of the column among the leaves of the schema.
+// The index of the column among the leaves of the schema. What lies within a struct or a list is no
+// column, though its path may read like the name of one.
 int find_column(const parquet::SchemaDescriptor& schema, const std::string& name) {
   std::vector<std::string> names;
   for (int i = 0; i < schema.num_columns(); ++i) {
     const auto* column = schema.Column(i);
-    names.push_back(column->path()->ToDotString());
+    const auto path = column->path()->ToDotVector();
+    if (path.size() > 1) {
+      if (path.front() != name) continue;
+      throw BrokenData(
+          fmt::format("the column \"{}\" does not hold strings, but other columns", name));
+    }
+    names.push_back(path.front());
     if (names.back() != name) continue;
     if (column->physical_type() == parquet::Type::BYTE_ARRAY &&
         column->max_repetition_level() == 0) {
@@ -80,6 +87,7 @@ int find_column(const parquet::SchemaDescriptor& schema, const std::string& name
     throw BrokenData(fmt::format("the column \"{}\" does not hold strings, but {}", name,
                                  parquet::TypeToString(column->physical_type())));
   }
+  if (names.empty()) names.push_back("none outside others");
   throw BrokenData(fmt::format("there is no column \"{}\" (training.text_field); there are {}",
                                name, fmt::join(names, ", ")));
 }
@@ -92,7 +100,8 @@ std::shared_ptr<arrow::DataType> value_type(const arrow::Array& column) {
 
 bool holds_strings(const arrow::DataType& type) {
   return type.Equals(*arrow::utf8()) || type.Equals(*arrow::binary()) ||
-         type.Equals(*arrow::large_utf8()) || type.Equals(*arrow::large_binary());
+         type.Equals(*arrow::large_utf8()) || type.Equals(*arrow::large_binary()) ||
+         type.Equals(*arrow::utf8_view()) || type.Equals(*arrow::binary_view());
 }
 
 // Of a column that holds strings.
@@ -104,6 +113,10 @@ std::string_view value_at(const arrow::Array& column, int64_t index) {
   if (column.type_id() == arrow::Type::LARGE_STRING ||
       column.type_id() == arrow::Type::LARGE_BINARY) {
     return static_cast<const arrow::LargeBinaryArray&>(column).GetView(index);
+  }
+  if (column.type_id() == arrow::Type::STRING_VIEW ||
+      column.type_id() == arrow::Type::BINARY_VIEW) {
+    return static_cast<const arrow::BinaryViewArray&>(column).GetView(index);
   }
   return static_cast<const arrow::BinaryArray&>(column).GetView(index);
 }
@@ -146,10 +159,18 @@ class ParquetReader : public DocumentReader {
     try {
       guarded(file_.path, f);
     } catch (const BrokenData& error) {
+      const std::string lost = lost_rows();
       ended_ = true;
       ++row_;
-      leave_out(error.what());
+      leave_out(error.what() + lost);
     }
+  }
+
+  // The rows behind those that were read; the unit's one bad document stands for them all.
+  std::string lost_rows() const {
+    if (row_ >= rows_) return "";
+    return fmt::format("; rows {} to {} ({} row group) cannot be read", unit_.first_row + row_ + 1,
+                       unit_.first_row + rows_, row_ == 0 ? "a whole" : "the rest of a");
   }
 
   bool next_batch() {

@@ -186,6 +186,8 @@ class Preparation {
         total_ += parts_[i].disk_bytes;
       }
     }
+    // Before the work, so that whoever shows a rate knows when it began.
+    if (total_ > 0 && options_.progress) options_.progress(0, static_cast<int64_t>(total_));
     parallel_tasks(
         to_do_.size(), [&](size_t i) { make_or_stop(to_do_[i]); }, threads);
     return finish();

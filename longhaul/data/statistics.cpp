@@ -56,6 +56,9 @@ CorpusStatistics collect(const Sources& sources, const Tokenizer* tokenizer,
   ChunkReader::Context context{.sources = sources, .encoders = encoders.get(), .bad = bad};
   ChunkReader reader(context, units, {.documents = options.documents, .keep_hashes = true});
   std::vector<uint64_t> hashes;
+  // Before the work, so that whoever shows a rate knows when it began.
+  if (options.progress && !units.empty())
+    options.progress(0, static_cast<int64_t>(sources.disk_bytes()));
   for (TokenizedCorpus chunk; reader.next(chunk); chunk = {}) {
     add(chunk, options, sum, hashes);
     if (options.progress) {

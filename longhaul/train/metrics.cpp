@@ -30,14 +30,25 @@ std::optional<nlohmann::json> parse_line(const std::string& line, const std::str
   return object;
 }
 
-// Calls visit(object, place, line) with each line that to_json wrote, in order.
+// Calls visit(object, place, line) with each line that to_json wrote, in order. Others are told
+// together, but for a last one without its end, which a run may be writing.
 template <typename Visit>
 void visit_lines(const std::filesystem::path& path, const std::string& step_key,
                  const Visit& visit) {
   std::ifstream in(path);
-  int64_t place = 0;
+  int64_t place = 0, number = 0, first_damaged = 0, damaged = 0;
   for (std::string line; std::getline(in, line); place += narrow<int64_t>(line.size()) + 1) {
-    if (const auto object = parse_line(line, step_key)) visit(*object, place, line);
+    ++number;
+    if (const auto object = parse_line(line, step_key)) {
+      visit(*object, place, line);
+    } else if (!in.eof() && ++damaged == 1) {
+      first_damaged = number;
+    }
+  }
+  if (damaged > 0) {
+    const std::string further =
+        damaged > 1 ? fmt::format("; further lines like it: {}", damaged - 1) : "";
+    log::warn("{}:{} is not a step; left out{}", path.string(), first_damaged, further);
   }
 }
 

@@ -478,7 +478,8 @@ void Run::end(StepMetrics* last) {
   }
   if (const int64_t bad = trainer_.dataset().bad_documents(); bad > 0) {
     log::warn(
-        "{} bad documents of the training data were left out, in each pass anew; {} lists them",
+        "{} bad documents of the training data were left out, counted in each pass anew and with "
+        "those that were only read ahead; {} lists them",
         with_commas(bad), (fs::path(config_.job.dump_folder) / kBadDocuments).string());
   }
   if (is_first_rank() && !beside_) write_summary(config_.job.dump_folder);

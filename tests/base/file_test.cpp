@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -34,6 +35,42 @@ TEST(File, WriteAtomicReplacesAndLeavesNothingElse) {
   write_atomic(folder / "empty", "");
   EXPECT_EQ(read_file(folder / "empty"), "");
   EXPECT_THAT(names_in(folder.path()), ::testing::UnorderedElementsAre("a.txt", "empty"));
+}
+
+// The file that the link names is replaced, and the link stays.
+TEST(File, WriteAtomicFollowsLinks) {
+  const TempFolder folder;
+  fs::create_directories(folder / "far");
+  write_atomic(folder / "far/file", "old");
+  fs::create_symlink("far/file", folder / "link");
+  fs::create_symlink(folder / "link", folder / "link_to_link");
+  fs::create_symlink("far/absent", folder / "link_to_nothing");
+  write_atomic(folder / "link_to_link", "new");
+  write_atomic(folder / "link_to_nothing", "made");
+  EXPECT_EQ(read_file(folder / "far/file"), "new");
+  EXPECT_EQ(read_file(folder / "far/absent"), "made");
+  for (const char* link : {"link", "link_to_link", "link_to_nothing"}) {
+    EXPECT_TRUE(fs::is_symlink(folder / link)) << link;
+  }
+  EXPECT_THAT(names_in(folder / "far"), ::testing::UnorderedElementsAre("file", "absent"));
+  fs::create_symlink("round", folder / "round");
+  EXPECT_THAT(error_of<FileError>([&] { write_atomic(folder / "round", "1"); }),
+              HasSubstr("Too many levels of symbolic links"));
+}
+
+TEST(File, WriteAtomicReplacesRegularFilesOnly) {
+  const TempFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  fs::create_directories(folder / "folder");
+  fs::create_symlink("/dev/full", folder / "device");
+  for (const char* name : {"pipe", "folder", "device"}) {
+    const fs::path path = folder / name;
+    EXPECT_EQ(error_of<FileError>([&] { write_atomic(path, "1"); }),
+              "'" + path.string() + "' is no regular file; name another");
+  }
+  EXPECT_TRUE(fs::is_fifo(folder / "pipe"));
+  EXPECT_TRUE(fs::is_character_file("/dev/full"));
+  EXPECT_THAT(names_in(folder.path()), ::testing::UnorderedElementsAre("pipe", "folder", "device"));
 }
 
 // A folder is durable when the one that holds its name is synced, and so on up to one that was

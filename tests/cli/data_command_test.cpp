@@ -46,6 +46,14 @@ TEST_F(DataCommand, InspectCountsAndMarksDocuments) {
   expect_user_error(data({"inspect", "rows"}), {"give --tokenizer"});
 }
 
+// As training does; the counts are printed all the same.
+TEST_F(DataCommand, InspectRefusesACorpusWithoutASoundDocument) {
+  spill(path("rows"), "{\"text\": 7}\n{\"text\": \"\"}\n{}\n");
+  const auto result = data({"inspect", "rows", "--tokenizer", "tokenizer"});
+  expect_user_error(result, {"all documents of the corpus are bad or empty (2 bad)"});
+  EXPECT_THAT(result.out, ContainsRegex("\n  bad, left out +2\n"));
+}
+
 TEST_F(DataCommand, BadDocumentsAreAnErrorOrLeftOutOfAPreparation) {
   spill(path("rows"), "{\"text\": \"the model reads\"}\n{\"text\": null}\n{}\n");
   Words words = {"prepare", "rows", "--tokenizer", "tokenizer", "--output", "tokens"};

@@ -166,7 +166,9 @@ TEST_F(StreamedTraining, WhatIsBadIsToldAtTheEndAndListed) {
                           "--training.steps", "2"}),
       "run");
   expect_trained(result);
-  EXPECT_THAT(result.err, HasSubstr("bad documents of the training data were left out"));
+  EXPECT_THAT(result.err,
+              HasSubstr("bad documents of the training data were left out, counted in each pass "
+                        "anew and with those that were only read ahead"));
   EXPECT_THAT(test::slurp(path("run/bad_documents.txt")),
               AllOf(HasSubstr("mixed/broken.parquet: "), HasSubstr("mixed/rows.jsonl:1: ")));
   EXPECT_THAT(test::slurp(path("run/summary.md")), HasSubstr("(bad_documents.txt)"));

@@ -59,6 +59,11 @@ TEST(Documents, OfEachKindAreTheSame) {
   ASSERT_TRUE(large.AppendValues({"a", "", "bc"}).ok());
   EXPECT_THAT(read_texts(write_parquet(folder, "e", "text", large.Finish().ValueOrDie(), 2)),
               ElementsAre("a", "", "bc"));
+  arrow::StringViewBuilder views;  // short ones lie in the view, long ones elsewhere
+  for (const auto& text : texts) ASSERT_TRUE(views.Append(text).ok());
+  EXPECT_EQ(read_texts(write_parquet(folder, "views", "text", views.Finish().ValueOrDie(), 64,
+                                     /*keep_types=*/true)),
+            texts);
   EXPECT_THAT(read_texts(folder.write("f", gzip("one\ndocument"))), ElementsAre("one\ndocument"));
 }
 
@@ -307,6 +312,11 @@ TEST(Documents, OfALongTextAreCut) {
                                                    count, broken.size() - 2)));
   std::string characters;
   while (characters.size() <= kLongestText) characters += "\u4E2D\u6587\u00e9";
+  // Of a byte order mark is neither the text nor its length.
+  const std::string fits = lines.substr(0, kLongestText);
+  EXPECT_TRUE(read_texts(folder.write("fits", "\xEF\xBB\xBF" + fits)) == Texts{fits});
+  const auto marked = read_texts(folder.write("marked", "\xEF\xBB\xBF" + lines));
+  EXPECT_TRUE(marked == texts);
   const Texts cut = read_texts(folder.write("characters", characters));
   ASSERT_EQ(cut.size(), 2u);
   EXPECT_TRUE(cut[0] + cut[1] == characters);
@@ -332,6 +342,35 @@ TEST(Documents, BadParquet) {
   EXPECT_EQ(cut.count, 1);
   EXPECT_THAT(cut.texts, IsEmpty());
   EXPECT_THAT(cut.error, AllOf(HasSubstr("/cut: "), HasSubstr("Parquet")));
+}
+
+// What a row group holds behind the damage is lost with it; the other groups are not.
+TEST(Documents, OfADamagedRowGroup) {
+  const TemporaryFolder folder;
+  const auto path = write_parquet(folder, "rows", "text",
+                                  strings({"first", "second", "third", "fourth", "fifth"}), 2);
+  std::string bytes = read_file(path);
+  // The length before the text, where the column's dictionary has its first one.
+  const size_t text = bytes.find("third");
+  ASSERT_NE(text, std::string::npos);
+  bytes.replace(text - 4, 4, "\xFF\xFF\xFF\x7F");
+  const auto skipped = read_skipping(folder.write("rows", bytes));
+  EXPECT_THAT(skipped.texts, ElementsAre("first", "second", "fifth"));
+  EXPECT_EQ(skipped.count, 1);
+  EXPECT_THAT(skipped.error,
+              AllOf(HasSubstr("/rows:3: "), HasSubstr("rows 3 to 4 (a whole row group) cannot be "
+                                                      "read")));
+}
+
+TEST(Documents, OfAColumnWithinAnother) {
+  const TemporaryFolder folder;
+  const auto meta = arrow::StructArray::Make({strings({"a"}), strings({"b"})},
+                                             std::vector<std::string>{"text", "url"});
+  const auto path = write_parquet(folder, "rows", "meta", meta.ValueOrDie(), 1);
+  EXPECT_THAT(read_skipping(path, {.text_field = "meta.text"}).error,
+              AllOf(HasSubstr("no column \"meta.text\""), HasSubstr("there are none")));
+  EXPECT_THAT(read_skipping(path, {.text_field = "meta"}).error,
+              HasSubstr("the column \"meta\" does not hold strings, but other columns"));
 }
 
 TEST(Documents, OfADictionary) {
@@ -369,6 +408,16 @@ TEST(Documents, OfTextThatIsNone) {
   test::LogCapture log;
   read_skipping(folder.write("b", "one\nx\xFFy"));
   EXPECT_THAT(log.text(), HasSubstr("/b:2: 0xFF is not UTF-8 here (byte 5 of the text): left out"));
+}
+
+// Editors put it before the text, of which it is no part; elsewhere it is a character.
+TEST(Documents, OfTextBehindAByteOrderMark) {
+  const TemporaryFolder folder;
+  const std::string mark = "\xEF\xBB\xBF";
+  EXPECT_THAT(read_texts(folder.write("a", mark + "one" + mark)), ElementsAre("one" + mark));
+  EXPECT_THAT(read_texts(folder.write("b", gzip(mark + "one"))), ElementsAre("one"));
+  EXPECT_THAT(user_error([&] { read_texts(folder.write("c", mark + "x\xFFy")); }),
+              HasSubstr("/c:1: 0xFF is not UTF-8 here (byte 4 of"));
 }
 
 TEST(Split, IsByTextAndDisjoint) {

@@ -74,8 +74,11 @@ TEST_F(Prepare, AChunkOfSeveralShards) {
 }
 
 TEST_F(Prepare, TellsHowFarItIs) {
-  int64_t last = 0, all = 0;
+  int64_t last = -1, all = 0;
   prepare_small({.progress = [&](int64_t done, int64_t total) {
+    if (last < 0) {
+      EXPECT_EQ(done, 0) << "told after the work began, so that a rate is none";
+    }
     EXPECT_GE(done, last);
     last = done;
     all = total;
@@ -310,8 +313,13 @@ TEST_F(Prepare, StatisticsOfTextAndOfTokensAgree) {
   for (const auto& paths : {corpus(), tokens().string() + "," + corpus() + "/twice"}) {
     BadDocuments bad(true);
     const auto tokenizer = bytes_tokenizer();
-    const auto statistics =
-        collect(list_sources(paths, {}, bad), &tokenizer, {.sample_tokens = 5}, bad);
+    std::vector<int64_t> told;
+    const auto statistics = collect(
+        list_sources(paths, {}, bad), &tokenizer,
+        {.sample_tokens = 5, .progress = [&](int64_t done, int64_t) { told.push_back(done); }},
+        bad);
+    ASSERT_GE(told.size(), 2u);
+    EXPECT_EQ(told.front(), 0);
     EXPECT_EQ(statistics.documents, 219);
     EXPECT_EQ(statistics.tokens, statistics.text_bytes + 219);
     EXPECT_GT(statistics.duplicates, 100);

@@ -404,7 +404,7 @@ TEST_F(Stream, FilesThatAreBadAreCountedAndListedOnce) {
   test::LogCapture log;
   const StreamDataset data(std::move(sources), tokenizer(), options, std::move(bad));
   for (uint64_t row = 0; row <= 2 * rows; ++row) data.row(row);
-  const std::string told = "a pass through the data ends; 2 bad documents were left out";
+  const std::string told = "a pass through the data has been read; 2 bad documents were left out";
   const size_t first = log.text().find(told);
   ASSERT_NE(first, std::string::npos) << log.text();
   EXPECT_NE(log.text().find(told, first + 1), std::string::npos) << log.text();

@@ -91,9 +91,17 @@ TEST_F(Compare, RunsOfDifferentLengths) {
   EXPECT_THROW(compare({.steps = 3}), UserError);
 }
 
-ValidationResult validated(double loss) {
-  return {.loss = loss, .labels = 1, .bits_per_byte = {}};
+// Of a damaged line it cannot be told what it held.
+TEST_F(Compare, AStepThatIsMissingBetweenOthersIsNoDifference) {
+  write(4, [](auto&) {});
+  test::write_run(folder_ / "b", {test::small_step(1), test::small_step(2), test::small_step(4)});
+  const std::string lacks = test::error_of<UserError>([&] { compare(); });
+  EXPECT_THAT(lacks, HasSubstr("/b' lacks step 3 between others"));
+  EXPECT_THAT(lacks, HasSubstr("cannot be told"));
+  EXPECT_TRUE(compare({.steps = 2}).equal());
 }
+
+ValidationResult validated(double loss) { return {.loss = loss, .labels = 1, .bits_per_byte = {}}; }
 
 // As where the first of two runs ends with this step, and each validates at its end.
 TEST_F(Compare, AValidationThatOneRunLacksIsNoDifference) {

@@ -1,6 +1,7 @@
 #include "longhaul/train/metrics.h"
 
 #include "tests/results/run_folder.h"
+#include "tests/support/log_capture.h"
 
 namespace longhaul::train {
 namespace {
@@ -41,6 +42,25 @@ TEST(Metrics, TheLogIsCutBackToTheResumedStep) {
   EXPECT_EQ(lines[1]["step"], 2);
   EXPECT_EQ(lines[2]["step"], 3);
   EXPECT_TRUE(lines[2].contains("loss"));
+}
+
+// A run may be writing its last line; any other that is no step is damaged.
+TEST(Metrics, DamagedLinesAreTold) {
+  const test::TempFolder folder;
+  const auto path = folder / "metrics.jsonl";
+  const auto told = [&](const std::string& lines) {
+    test::spill(path, lines);
+    const test::LogCapture log;
+    EXPECT_EQ(read_metrics(path).size(), 2u);
+    return log.text();
+  };
+  EXPECT_EQ(told("{\"step\":1}\n{\"step\":2}\n"), "");
+  EXPECT_EQ(told("{\"step\":1}\n{\"step\":2}\n{\"step\":3,\"lo"), "");
+  const std::string one = told("{\"step\":1}\n{\"step\":2,\"lo\n{\"step\":3}\n");
+  EXPECT_THAT(one, ::testing::HasSubstr("metrics.jsonl:2 is not a step; left out\n"));
+  EXPECT_THAT(told("{\"step\":1}\n7\n{}\n{\"step\":3}\n"),
+              ::testing::HasSubstr("metrics.jsonl:2 is not a step; left out; further lines like "
+                                   "it: 1\n"));
 }
 
 }  // namespace

@@ -96,6 +96,18 @@ std::vector<int64_t> missing_in(const Steps& other, const Steps& all) {
   return missing;
 }
 
+// A step that is missing between others stood in a damaged line, which says nothing of its numbers.
+void refuse_gap(const std::filesystem::path& folder, const Steps& steps,
+                const std::vector<int64_t>& missing) {
+  for (const int64_t step : missing) {
+    if (step < steps.begin()->first || step > steps.rbegin()->first) continue;
+    fail_user(
+        "'{}' lacks step {} between others, so whether the runs are the same cannot be told; "
+        "compare the steps before it (--steps)",
+        folder.string(), step);
+  }
+}
+
 }  // namespace
 
 bool Comparison::equal() const {
@@ -109,6 +121,8 @@ Comparison compare_runs(const std::filesystem::path& a, const std::filesystem::p
   const Steps of_a = steps_of(a, options), of_b = steps_of(b, options);
   Comparison comparison{
       .figures = {}, .only_in_a = missing_in(of_b, of_a), .only_in_b = missing_in(of_a, of_b)};
+  refuse_gap(a, of_a, comparison.only_in_b);
+  refuse_gap(b, of_b, comparison.only_in_a);
   for (size_t i = 0; i < kNumFigures; ++i) {
     const auto found = compare_figure(i, of_a, of_b, options.rtol);
     if (found.steps > 0 || !found.only_in_one.empty()) comparison.figures.push_back(found);
