@@ -167,7 +167,7 @@ TEST_P(FusedDense, HeadSum) {
       const auto value = in.size() > 2 ? in[2] : at::Tensor();
       const auto found =
           ops::flash_attention(in[0], in[1], value, doc_start(c.documents), with_sum);
-      EXPECT_LT(frobenius(found.head_sum, expected_head_sum(c, in), kSmall), 1e-5) << c.name;
+      EXPECT_LT(frobenius(found.head_sum, expected_head_sum(c, in), kSmall), 3e-5) << c.name;
     }
   }
 }
@@ -184,12 +184,12 @@ TEST_P(FusedDense, IndexerLossAndItsGradients) {
       const auto actual =
           evaluated(own, ops::dense_indexer_kl_loss(own, state_after(c, in, Kernel::kFused),
                                                     index.starts, {.kernel = Kernel::kFused}));
-      EXPECT_LT(frobenius(actual.loss, expected.loss, kSmall), 1e-5);
+      EXPECT_LT(frobenius(actual.loss, expected.loss, kSmall), 3e-5);
       EXPECT_LT(frobenius(actual.gradients[0], expected.gradients[0], kSmall), index_limit())
           << "query";
       EXPECT_LT(frobenius(actual.gradients[1], expected.gradients[1], kSmall), index_limit())
           << "key";
-      EXPECT_LT(frobenius(actual.gradients[2], expected.gradients[2], kSmall), 2e-5) << "weights";
+      EXPECT_LT(frobenius(actual.gradients[2], expected.gradients[2], kSmall), 1e-4) << "weights";
       const at::NoGradGuard no_grad;
       const auto alone = ops::dense_indexer_kl_loss(own, state_after(c, in, Kernel::kFused),
                                                     index.starts, {.kernel = Kernel::kFused});
@@ -240,7 +240,7 @@ TEST_P(FusedDense, IndexerLossOfSlicesWithHeadsOnTwoRanks) {
     EXPECT_EQ(terms[0][round].sizes(), terms[1].at(round).sizes());
   }
   const auto actual = evaluated(own, loss(0, 1) + loss(1, 1));
-  EXPECT_LT(frobenius(actual.loss, expected.loss, kSmall), 1e-5);
+  EXPECT_LT(frobenius(actual.loss, expected.loss, kSmall), 3e-5);
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_LT(frobenius(actual.gradients[i], expected.gradients[i], kSmall), index_limit()) << i;
   }
@@ -283,10 +283,10 @@ TEST_P(FusedDense, IndexerLossInPieces) {
     d_query.push_back(piece.grads.query_BSHD);
     d_weights.push_back(piece.grads.weights_BSH);
   }
-  EXPECT_LT(frobenius(loss, expected.loss, kSmall), 1e-5);
+  EXPECT_LT(frobenius(loss, expected.loss, kSmall), 3e-5);
   EXPECT_LT(frobenius(at::cat(d_query, 1), expected.gradients[0], kSmall), index_limit());
   EXPECT_LT(frobenius(d_key, expected.gradients[1], kSmall), index_limit());
-  EXPECT_LT(frobenius(at::cat(d_weights, 1), expected.gradients[2], kSmall), 2e-5);
+  EXPECT_LT(frobenius(at::cat(d_weights, 1), expected.gradients[2], kSmall), 1e-4);
 }
 
 // The last block of a long row, whose 64 index heads take more than a superblock in fp32 (58 at
@@ -313,10 +313,10 @@ TEST_P(FusedDense, IndexerLossOfSeveralSuperblocksOfHeads) {
   };
   const auto expected = gradients(at::kDouble, Kernel::kReference);
   const auto actual = gradients(dtype(), Kernel::kFused);
-  EXPECT_LT(frobenius(actual.loss, expected.loss, kSmall), 1e-5);
+  EXPECT_LT(frobenius(actual.loss, expected.loss, kSmall), 3e-5);
   EXPECT_LT(frobenius(actual.grads.query_BSHD, expected.grads.query_BSHD, kSmall), index_limit());
   EXPECT_LT(frobenius(actual.grads.key_BSD, expected.grads.key_BSD, kSmall), index_limit());
-  EXPECT_LT(frobenius(actual.grads.weights_BSH, expected.grads.weights_BSH, kSmall), 2e-5);
+  EXPECT_LT(frobenius(actual.grads.weights_BSH, expected.grads.weights_BSH, kSmall), 1e-4);
 }
 
 // Where the indexer has learnt its target the loss is far smaller than its terms: the indexer is

@@ -128,7 +128,7 @@ TEST_P(FusedDsa, AttentionAndItsGradients) {
       EXPECT_LT(frobenius(actual.out_BSHV, expected.out_BSHV), limit());
       EXPECT_LT(frobenius(actual.softmax_max, expected.softmax_max), 2e-6);
       EXPECT_LT(frobenius(actual.softmax_sum, expected.softmax_sum), 3e-6);
-      EXPECT_LT(frobenius(actual.head_sum, expected.head_sum, kSmall), 1e-5);
+      EXPECT_LT(frobenius(actual.head_sum, expected.head_sum, kSmall), 3e-5);
       for (size_t i = 0; i < operands.size(); ++i) {
         EXPECT_LT(frobenius(d_actual[i], d_expected[i]), limit()) << "gradient " << i;
       }
@@ -167,7 +167,7 @@ TEST_P(FusedDsa, SelectionOfRandomAndEqualScores) {
       // fp32 may order two scores differently that nearly tie: a few rows of 1537 at most.
       const auto rows = (actual.indices_BSK != expected.indices_BSK).any(-1).sum();
       EXPECT_LE(rows.item<int64_t>(), std == 0 ? 0 : 8) << K;
-      EXPECT_LT(frobenius(actual.scores_BSK, expected.scores_BSK, kSmall), 1e-5) << K;
+      EXPECT_LT(frobenius(actual.scores_BSK, expected.scores_BSK, kSmall), 3e-5) << K;
     }
   }
 }
@@ -209,10 +209,10 @@ TEST_P(FusedDsa, IndexerLossAndItsGradients) {
     const auto [expected, d_expected] = run(at::kDouble, Kernel::kReference, {});
     for (const auto& known : {at::Tensor(), scores}) {
       const auto [actual, d_actual] = run(dtype(), Kernel::kFused, known);
-      EXPECT_LT(frobenius(actual, expected, kSmall), 1e-5) << c.name;
+      EXPECT_LT(frobenius(actual, expected, kSmall), 3e-5) << c.name;
       EXPECT_LT(frobenius(d_actual[0], d_expected[0], kSmall), index_limit()) << c.name << " query";
       EXPECT_LT(frobenius(d_actual[1], d_expected[1], kSmall), index_limit()) << c.name << " key";
-      EXPECT_LT(frobenius(d_actual[2], d_expected[2], kSmall), 2e-5) << c.name << " weights";
+      EXPECT_LT(frobenius(d_actual[2], d_expected[2], kSmall), 1e-4) << c.name << " weights";
     }
   }
 }
@@ -234,7 +234,7 @@ TEST_P(FusedDsa, HeadSumFromSavedStatistics) {
     };
     const auto [expected, of_reference] = head_sum(at::kDouble, Kernel::kReference);
     EXPECT_LT(frobenius(of_reference, expected, kSmall), 1e-13) << c.name;
-    EXPECT_LT(frobenius(head_sum(dtype(), Kernel::kFused).second, expected, kSmall), 1e-5)
+    EXPECT_LT(frobenius(head_sum(dtype(), Kernel::kFused).second, expected, kSmall), 3e-5)
         << c.name;
   }
 }
@@ -254,7 +254,7 @@ TEST_P(FusedDsa, GradientOfTheIndexScores) {
     const auto actual = gradient(dtype(), Kernel::kFused);
     EXPECT_LT(frobenius(actual.query_BSHD, expected.query_BSHD, kSmall), index_limit()) << c.name;
     EXPECT_LT(frobenius(actual.key_BSD, expected.key_BSD, kSmall), index_limit()) << c.name;
-    EXPECT_LT(frobenius(actual.weights_BSH, expected.weights_BSH, kSmall), 2e-5) << c.name;
+    EXPECT_LT(frobenius(actual.weights_BSH, expected.weights_BSH, kSmall), 1e-4) << c.name;
   }
 }
 
