@@ -121,7 +121,7 @@ TEST(Run, TheCopyForSavesInTheBackgroundCountsAsMemory) {
         << text;
   }
   // Two ranks here take twice that.
-  EXPECT_THAT(error_of<UserError>([&] { train::check_machine(plain, resolved, pieces, 2); }),
+  EXPECT_THAT(test::error_of<UserError>([&] { train::check_machine(plain, resolved, pieces, 2); }),
               ::testing::HasSubstr("gradients and moments on each of 2 ranks here"));
 }
 
