@@ -40,6 +40,12 @@ void check_memory(const JobConfig& config, const ResolvedModel& resolved, int64_
   const int64_t needed =
       parameters * static_cast<int64_t>(c10::elementSize(settings.param_dtype)) * times / pieces;
   if (needed * ranks_here <= machine_memory_bytes()) return;
+  std::string sharing;
+  if (ranks_here > 1) {
+    sharing = fmt::format(" on each of {} ranks here", ranks_here);
+  } else if (pieces > 1) {
+    sharing = fmt::format(" on each of {} ranks", pieces);
+  }
   fail_setting(
       config, "model.flavor",
       fmt::format(
@@ -47,9 +53,7 @@ void check_memory(const JobConfig& config, const ResolvedModel& resolved, int64_
           "has {}; take a smaller model.flavor",
           with_commas(parameters), config.training.dtype, human_bytes(static_cast<double>(needed)),
           trunk_learns ? ", gradients and moments" : "",
-          copies ? " and the copy for checkpoint.async_mode" : "",
-          ranks_here == 1 ? pieces == 1 ? "" : fmt::format(" on each of {} ranks", pieces)
-                          : fmt::format(" on each of {} ranks here", ranks_here),
+          copies ? " and the copy for checkpoint.async_mode" : "", sharing,
           human_bytes(static_cast<double>(machine_memory_bytes()))));
 }
 
