@@ -1,3 +1,5 @@
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <cmath>
 

@@ -1,5 +1,7 @@
 #include "longhaul/checkpoint/fp8_blocks.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>

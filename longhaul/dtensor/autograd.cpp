@@ -1,5 +1,6 @@
 // The differentiable doors between DTensors and plain tensors, and between placements.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>

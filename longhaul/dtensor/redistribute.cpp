@@ -1,6 +1,7 @@
 #include "longhaul/dtensor/redistribute.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <limits>
 #include <optional>

@@ -1,6 +1,7 @@
 #include "longhaul/optim/adam_w.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fnmatch.h>
 
 #include <algorithm>

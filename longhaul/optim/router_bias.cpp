@@ -1,6 +1,7 @@
 #include "longhaul/optim/router_bias.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 namespace longhaul::optim {
 

@@ -1,6 +1,7 @@
 #include "longhaul/parallel/fsdp.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/custom_class.h>

@@ -1,6 +1,7 @@
 #include "longhaul/parallel/parameter_group.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <set>
 

@@ -1,6 +1,7 @@
 #include "longhaul/train/dump.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include "longhaul/base/file.h"

@@ -1,6 +1,7 @@
 #include "longhaul/train/guard.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 

@@ -2,6 +2,7 @@
 // under optimizer.exp_avg.<name> and optimizer.exp_avg_sq.<name>, the rest in the manifest's
 // trainer object.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>

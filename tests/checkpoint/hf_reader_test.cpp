@@ -5,6 +5,7 @@
 
 #include "longhaul/checkpoint/tensor_file.h"
 #include "tests/support/log_capture.h"
+#include "tests/support/source_folder.h"
 #include "tests/support/temp_folder.h"
 
 namespace longhaul::checkpoint {
@@ -106,7 +107,7 @@ TEST(HfReader, SingleFiles) {
 
 // Files that other programs wrote.
 TEST(HfReader, GoldenFiles) {
-  const fs::path golden = fs::path(LONGHAUL_SOURCE_DIR) / "tests/golden";
+  const fs::path golden = fs::path(test::source_folder()) / "tests/golden";
   const fs::path checkpoint = golden / "hf_base/checkpoint";
   if (!fs::exists(checkpoint)) GTEST_SKIP() << "no reference vectors in " << golden;
   const HfReader reader(checkpoint);

@@ -1,6 +1,7 @@
 // What a user may get wrong: each time one line that names the thing and the remedy.
 #include "longhaul/base/safetensors.h"
 #include "tests/cli/small_job.h"
+#include "tests/support/source_folder.h"
 
 namespace longhaul {
 namespace {
@@ -259,7 +260,7 @@ TEST_F(BadInput, CommandsWithoutACheckpoint) {
 class BadWeights : public BadInput {
  protected:
   BadWeights() {
-    const fs::path source = fs::path(LONGHAUL_SOURCE_DIR) / "tests/golden/hf_base/checkpoint";
+    const fs::path source = fs::path(test::source_folder()) / "tests/golden/hf_base/checkpoint";
     fs::copy(source, path("hf"));
     fs::permissions(path("hf/model.safetensors"), fs::perms::owner_write, fs::perm_options::add);
   }

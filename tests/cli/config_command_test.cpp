@@ -3,6 +3,7 @@
 
 #include "longhaul/config/write.h"
 #include "tests/support/program.h"
+#include "tests/support/source_folder.h"
 
 namespace longhaul {
 namespace {
@@ -10,7 +11,7 @@ namespace {
 using test::run_longhaul;
 
 std::string data_file(const std::string& name) {
-  return std::string(LONGHAUL_SOURCE_DIR) + "/tests/config/data/" + name;
+  return test::source_folder() + "/tests/config/data/" + name;
 }
 
 bool contains(const std::string& text, const std::string& part) {

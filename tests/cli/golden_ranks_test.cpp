@@ -5,6 +5,7 @@
 
 #include "longhaul/base/safetensors.h"
 #include "tests/cli/small_job.h"
+#include "tests/support/source_folder.h"
 
 namespace longhaul::test {
 namespace {
@@ -76,7 +77,7 @@ class GoldenRanks : public ::testing::Test {
   }
 
   static fs::path golden(const std::string& name) {
-    return fs::path(LONGHAUL_SOURCE_DIR) / "tests/golden" / name;
+    return fs::path(test::source_folder()) / "tests/golden" / name;
   }
 
   void write_rows() const {

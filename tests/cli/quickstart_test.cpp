@@ -2,6 +2,7 @@
 // chosen and the losses agree to 1e-4 in fp32. The job file as it stands, on a small corpus and on
 // shorter rows.
 #include "tests/cli/small_job.h"
+#include "tests/support/source_folder.h"
 
 namespace longhaul::test {
 namespace {
@@ -13,7 +14,7 @@ constexpr size_t kSteps = 12;
 class Quickstart : public SmallJob {
  protected:
   ProgramResult train_quickstart(const std::string& run_folder, Words more = {}) const {
-    Words words = {"train", LONGHAUL_SOURCE_DIR "/configs/quickstart.toml"};
+    Words words = {"train", test::source_folder() + "/configs/quickstart.toml"};
     const std::vector<std::pair<std::string, std::string>> settings = {
         {"--job.dump_folder", run_folder},
         {"--model.hf_assets_path", "tokenizer"},

@@ -5,6 +5,7 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/config/load.h"
+#include "tests/support/source_folder.h"
 
 namespace longhaul {
 namespace {
@@ -22,7 +23,7 @@ Strings missing(const Strings& words) {
 }
 
 std::string data_file(const std::string& name) {
-  return std::string(LONGHAUL_SOURCE_DIR) + "/tests/config/data/" + name;
+  return test::source_folder() + "/tests/config/data/" + name;
 }
 
 TEST(Capability, ThePlainJobIsFine) {

@@ -14,6 +14,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/config/option.h"
 #include "longhaul/config/write.h"
+#include "tests/support/source_folder.h"
 
 namespace longhaul {
 namespace {
@@ -349,8 +350,7 @@ TEST(Load, WordsThatAreNotUtf8) {
 
 // Bytes cut out, doubled or replaced anywhere: a job or one line of error, nothing else.
 TEST(Load, DamagedFilesGiveAJobOrOneLine) {
-  std::ifstream file(std::string(LONGHAUL_SOURCE_DIR) +
-                     "/tests/config/data/recipe_v32_671b_128die.toml");
+  std::ifstream file(test::source_folder() + "/tests/config/data/recipe_v32_671b_128die.toml");
   const std::string good{std::istreambuf_iterator<char>(file), {}};
   ASSERT_GT(good.size(), 1000u);
   std::mt19937 random(7);

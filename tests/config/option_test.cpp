@@ -8,12 +8,13 @@
 #include <sstream>
 
 #include "longhaul/config/write.h"
+#include "tests/support/source_folder.h"
 
 namespace longhaul {
 namespace {
 
 std::vector<Strings> table_rows(const std::string& name) {
-  std::ifstream file(std::string(LONGHAUL_SOURCE_DIR) + "/tests/config/data/" + name);
+  std::ifstream file(test::source_folder() + "/tests/config/data/" + name);
   std::vector<Strings> rows;
   for (std::string line; std::getline(file, line);) {
     if (line.starts_with('#')) continue;
@@ -67,7 +68,7 @@ TEST(Options, OnlyOurOwnKeysAreNotInThatList) {
 }
 
 TEST(Options, TheDocumentationIsCurrent) {
-  std::ifstream file(std::string(LONGHAUL_SOURCE_DIR) + "/docs/config.md");
+  std::ifstream file(test::source_folder() + "/docs/config.md");
   std::stringstream text;
   text << file.rdbuf();
   EXPECT_TRUE(text.str() == keys_markdown())

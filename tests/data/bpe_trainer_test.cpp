@@ -9,6 +9,7 @@
 #include "longhaul/base/file.h"
 #include "longhaul/data/tokenizer.h"
 #include "tests/data/temporary_folder.h"
+#include "tests/support/source_folder.h"
 
 namespace longhaul::data {
 namespace {
@@ -24,7 +25,7 @@ std::vector<std::string> merges_of(const std::string& text) {
 // The merges that Hugging Face's trainer learns from the same documents (vectors/make_vectors.py).
 TEST(BpeTrainer, LearnsWhatThePackageLearns) {
   const json expected =
-      json::parse(read_file(LONGHAUL_SOURCE_DIR "/tests/data/vectors/trainer.json"));
+      json::parse(read_file(test::source_folder() + "/tests/data/vectors/trainer.json"));
   const auto merges = expected.at("merges").get<std::vector<std::string>>();
   ASSERT_EQ(merges.size(), 600u - 257);
   const auto result =

@@ -8,6 +8,7 @@
 #include "longhaul/base/error.h"
 #include "longhaul/base/file.h"
 #include "tests/data/temporary_folder.h"
+#include "tests/support/source_folder.h"
 
 namespace longhaul::data {
 namespace {
@@ -18,7 +19,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 std::string vector_file(const std::string& name) {
-  return LONGHAUL_SOURCE_DIR "/tests/data/vectors/" + name;
+  return test::source_folder() + "/tests/data/vectors/" + name;
 }
 
 // Some bytes, "ab", "abc" and two added tokens.

@@ -12,6 +12,7 @@
 #include "longhaul/data/regex.h"
 #include "longhaul/data/tokenizer.h"
 #include "longhaul/data/unicode.h"
+#include "tests/support/source_folder.h"
 
 namespace longhaul::data {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 using nlohmann::json;
 
 std::string vector_file(const std::string& name) {
-  return LONGHAUL_SOURCE_DIR "/tests/data/vectors/" + name;
+  return test::source_folder() + "/tests/data/vectors/" + name;
 }
 
 std::string unzip(const std::string& path) {

@@ -5,11 +5,12 @@
 #include <regex>
 
 #include "tests/cli/small_job.h"
+#include "tests/support/source_folder.h"
 
 namespace longhaul {
 namespace {
 
-const fs::path kSource = LONGHAUL_SOURCE_DIR;
+const fs::path kSource = test::source_folder();
 
 // The commands of a page's ```sh blocks in order, continued lines joined, comments cut off.
 std::vector<std::string> commands_of(const std::string& page) {
@@ -120,10 +121,9 @@ std::string Commands::check_preset(const std::string& command) {
 TEST_F(Commands, ThoseOfTheDocumentsRunAsWritten) {
   // A reader meets the pages in this order, and later commands need what earlier ones make.
   int checked = 0;
-  for (const char* page :
-       {"README.md", "docs/start.md", "docs/tokenizers.md", "docs/data.md", "docs/checkpoints.md",
-        "docs/hugging_face.md", "docs/results.md", "docs/step.md", "docs/operators.md",
-        "docs/benchmarks.md"}) {
+  for (const char* page : {"README.md", "docs/start.md", "docs/tokenizers.md", "docs/data.md",
+                           "docs/checkpoints.md", "docs/hugging_face.md", "docs/results.md",
+                           "docs/step.md", "docs/operators.md", "docs/benchmarks.md"}) {
     for (const auto& command : commands_of(test::slurp(kSource / page))) {
       const std::string wrong = check(command);
       EXPECT_EQ(wrong, "") << page << ": " << command;

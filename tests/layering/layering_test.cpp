@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/source_folder.h"
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -62,7 +64,7 @@ TEST(Layering, IncludesPointUpwards) {
   const auto order = layer_order();
   int files = 0;
   for (const auto& [layer, index] : order) {
-    const fs::path folder = fs::path(LONGHAUL_SOURCE_DIR) / "longhaul" / layer;
+    const fs::path folder = fs::path(test::source_folder()) / "longhaul" / layer;
     if (!fs::exists(folder)) continue;
     for (const auto& entry : fs::recursive_directory_iterator(folder)) {
       if (!is_source(entry.path())) continue;
@@ -73,7 +75,7 @@ TEST(Layering, IncludesPointUpwards) {
       ++files;
     }
   }
-  EXPECT_GT(files, 5) << "no sources found under " << LONGHAUL_SOURCE_DIR;
+  EXPECT_GT(files, 5) << "no sources found under " << test::source_folder();
 }
 
 // The kernels' interface for C: nothing of ours, of torch or of C++ in it.
@@ -81,7 +83,7 @@ TEST(Layering, TheCInterfaceIncludesOnlyC) {
   const std::regex c_header(R"re(<std(bool|def|int)\.h>)re");
   int includes = 0;
   for (const auto& entry :
-       fs::recursive_directory_iterator(fs::path(LONGHAUL_SOURCE_DIR) / "include")) {
+       fs::recursive_directory_iterator(fs::path(test::source_folder()) / "include")) {
     if (!entry.is_regular_file()) continue;
     std::ifstream text(entry.path());
     for (std::string line; std::getline(text, line);) {

@@ -1,5 +1,8 @@
 // The model against transformers and torchtitan-npu on equal weights: logits, losses, every
 // gradient, router choices, indexer selections, KL. Tolerances: tests/golden/README.md.
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
 #include "tests/models/model_fixture.h"
 
 namespace longhaul::testing {

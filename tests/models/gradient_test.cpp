@@ -1,6 +1,7 @@
 // Every gradient of a whole model by finite differences in fp64: the language model's and MTP's
 // loss, the indexer's loss, the router's z and balance losses. Selections and routing are recorded
 // once and replayed, since they are not differentiable.
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 
 #include "tests/models/tiny_model.h"

@@ -1,5 +1,6 @@
 // What trains the indexer and what does not: its KL term alone, and nothing of it reaches the
 // trunk.
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 
 #include "longhaul/ops/adam_w/adam_w.h"

@@ -2,6 +2,8 @@
 // gradient that the part after it returned.
 #pragma once
 
+#include <torch/csrc/autograd/autograd.h>
+
 #include <memory>
 #include <vector>
 

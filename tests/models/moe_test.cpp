@@ -1,5 +1,6 @@
 // The mixture of experts inside the model: the router's bias, counts, forced balance, and the
 // values of the balance and z losses.
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 
 #include <cmath>

@@ -1,4 +1,5 @@
 // Multi-token prediction: slots whose token is missing or in another document take part in nothing.
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 
 #include "tests/models/tiny_model.h"

@@ -1,4 +1,5 @@
 // Packed documents are as if each were alone: nothing crosses a boundary, and padding is nothing.
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 
 #include "tests/models/tiny_model.h"

@@ -1,4 +1,5 @@
 // bf16 and broken numbers.
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 
 #include "tests/models/tiny_model.h"

@@ -1,6 +1,7 @@
 // Activation checkpointing: whichever blocks are computed again and whatever is saved of them, the
 // losses, statistics and gradients are bit for bit those of a model that keeps everything; it takes
 // less memory, and runs again what is not saved and nothing else.
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 
 #include "tests/models/tiny_model.h"

@@ -1,5 +1,6 @@
 // What a pass records and repeats: training counts once, recomputation nothing, evaluation only
 // where it is asked to, and never differently.
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 
 #include "tests/models/tiny_model.h"

@@ -3,6 +3,8 @@
 // and batches of packed, padded documents for it.
 #pragma once
 
+#include <ATen/core/grad_mode.h>
+
 #include <string>
 #include <vector>
 

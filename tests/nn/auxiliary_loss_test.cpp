@@ -1,6 +1,7 @@
 #include "longhaul/nn/auxiliary_loss.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "tests/support/gradcheck.h"
 

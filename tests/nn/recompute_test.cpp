@@ -2,6 +2,7 @@
 #include "longhaul/nn/recompute.h"
 
 #include <gmock/gmock.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "longhaul/ops/matmul/matmul.h"
 #include "tests/support/gradcheck.h"

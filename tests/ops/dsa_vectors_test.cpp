@@ -1,6 +1,7 @@
 // The operators against reference vectors of sparse and dense attention with the indexer loss
 // (tests/golden/README.md, dsa_unit): out, log-sum-exp, KL and every gradient.
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"
 #include "longhaul/ops/lightning_indexer/lightning_indexer.h"

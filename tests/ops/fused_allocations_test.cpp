@@ -2,6 +2,7 @@
 // allocation of the fused operators grows twofold, forward and backward, for the instruction set
 // that LONGHAUL_ISA names (ctest runs this once for each).
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"

@@ -2,6 +2,7 @@
 // names (ctest runs this once for each), and what it allocates.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "longhaul/ops/cross_entropy/cross_entropy.h"
 #include "longhaul/ops/matmul/matmul.h"

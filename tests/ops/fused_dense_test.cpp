@@ -2,7 +2,9 @@
 // instruction set that LONGHAUL_ISA names (ctest runs this once for each): absorbed and expanded,
 // odd and extreme shapes, documents, and the same bits on any number of threads.
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/flash_attention/head_sum.h"

@@ -3,6 +3,7 @@
 // ties, gaps in the indices, documents, and the same bits on any number of threads.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"

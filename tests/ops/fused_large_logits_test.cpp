@@ -4,6 +4,7 @@
 // compared is the softmax at large logits and not how scores round. Cross-entropy:
 // fused_cross_entropy_test.cpp.
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/flash_attention/head_sum.h"

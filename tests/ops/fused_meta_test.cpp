@@ -1,7 +1,9 @@
 // The fused operators of attention and the indexer on the Meta device: values and gradients have
 // the sizes and dtypes that the reference gives on a CPU, so that a model can be planned without
 // memory.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"

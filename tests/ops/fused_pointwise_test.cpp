@@ -3,6 +3,7 @@
 // this once for each): odd and extreme shapes, slices, and the same bits on any number of threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "longhaul/ops/moe_token_permute/moe_token_permute.h"
 #include "longhaul/ops/rms_norm/rms_norm.h"

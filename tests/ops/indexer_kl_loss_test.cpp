@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/lightning_indexer/lightning_indexer.h"

@@ -3,6 +3,7 @@
 #include "longhaul/parallel/context.h"
 
 #include <gmock/gmock.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "longhaul/config/load.h"
 #include "tests/parallel/ranks_of_model.h"

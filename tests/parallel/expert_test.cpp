@@ -1,6 +1,7 @@
 // Expert parallelism: experts on several ranks compute what they do on one.
 #include "longhaul/parallel/expert.h"
 
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 
 #include "longhaul/dtensor/dtensor.h"

@@ -1,6 +1,8 @@
 // Plans of tensor parallelism: what they must name and may not ask for, and what single styles
 // compute, communicate and sum.
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "longhaul/parallel/parameter_group.h"
 #include "tests/parallel/collective_counts.h"

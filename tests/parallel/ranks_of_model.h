@@ -2,6 +2,8 @@
 // again, to be compared with one rank.
 #pragma once
 
+#include <ATen/core/grad_mode.h>
+
 #include "longhaul/parallel/context.h"
 #include "longhaul/parallel/data_parallel.h"
 #include "longhaul/parallel/expert.h"

@@ -10,13 +10,14 @@
 
 #include "longhaul/base/file.h"
 #include "longhaul/base/safetensors.h"
+#include "tests/support/source_folder.h"
 
 namespace longhaul::testing {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
 inline std::filesystem::path golden_path(const std::string& name) {
-  return std::filesystem::path(LONGHAUL_SOURCE_DIR) / "tests" / "golden" / name;
+  return std::filesystem::path(test::source_folder()) / "tests" / "golden" / name;
 }
 
 inline at::ScalarType scalar_type(safetensors::DType dtype) {

@@ -2,6 +2,7 @@
 // is then needed whole, and head sums are terms. Queries are cut where they lie in slices of the
 // sequence: each slice sees the whole keys, from its own place in the sequence on.
 #include <ATen/ATen.h>
+#include <torch/library.h>
 
 #include <algorithm>
 

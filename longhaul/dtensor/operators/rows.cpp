@@ -1,6 +1,7 @@
 // Operators that treat rows alone: norms, rotation, SwiGLU, look-ups. Any dim but the last may be
 // cut.
 #include <ATen/ATen.h>
+#include <torch/library.h>
 
 #include "longhaul/dtensor/operators/placing.h"
 #include "longhaul/ops/rms_norm/rms_norm.h"

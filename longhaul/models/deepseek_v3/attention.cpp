@@ -1,6 +1,7 @@
 #include "longhaul/models/deepseek_v3/attention.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "longhaul/nn/auxiliary_loss.h"
 #include "longhaul/nn/profile_range.h"

@@ -1,6 +1,7 @@
 #include "longhaul/models/deepseek_v3/context.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 namespace longhaul::deepseek_v3 {
 

@@ -1,5 +1,6 @@
 #include "longhaul/ops/cross_entropy/cross_entropy.h"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>

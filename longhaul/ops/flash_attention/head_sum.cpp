@@ -1,6 +1,7 @@
 #include "longhaul/ops/flash_attention/head_sum.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/cpu/tensors.h"

@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"

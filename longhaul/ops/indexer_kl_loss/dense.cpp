@@ -1,6 +1,7 @@
 // The loss over all visible keys, block by block of queries: the head sum of a block, where heads
 // lie on several ranks the sum over these, the block's loss and gradients.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/distributed.h"

@@ -1,5 +1,6 @@
 #include "longhaul/ops/indexer_kl_loss/indexer_kl_loss.h"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "longhaul/ops/common.h"

@@ -1,5 +1,7 @@
 // Dense causal attention. Ascend has no schema of its own for it with documents and rope parts: the
 // arguments are those of sparse_flash_attention without its selection.
+#include <ATen/core/grad_mode.h>
+
 #include "longhaul/ops/library/attention.h"
 
 namespace longhaul::ops::library {

@@ -6,6 +6,8 @@
 // the last group as they are; here they are 0.
 #include "longhaul/ops/grouped_matmul/grouped_matmul.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include "longhaul/ops/library/operators.h"
 
 namespace longhaul::ops::library {

@@ -1,6 +1,8 @@
 // The router's choice.
 #include "longhaul/ops/moe_gating_top_k/moe_gating_top_k.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include "longhaul/ops/library/operators.h"
 
 namespace longhaul::ops::library {

@@ -1,6 +1,8 @@
 // Tokens in the order of their experts, and back.
 #include "longhaul/ops/moe_token_permute/moe_token_permute.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include "longhaul/ops/library/operators.h"
 
 namespace longhaul::ops::library {

@@ -1,3 +1,4 @@
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "longhaul/ops/library/operators.h"

@@ -1,6 +1,8 @@
 // Attention over selected keys, absorbed and expanded.
 #include "longhaul/ops/sparse_flash_attention/sparse_flash_attention.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include "longhaul/ops/library/attention.h"
 
 namespace longhaul::ops::library {

@@ -1,4 +1,6 @@
 // linear_cross_entropy and adam_w.
+#include <ATen/core/grad_mode.h>
+
 #include "longhaul/ops/adam_w/adam_w.h"
 #include "longhaul/ops/cross_entropy/cross_entropy.h"
 #include "longhaul/ops/library/operators.h"

@@ -1,6 +1,7 @@
 #include "longhaul/ops/lightning_indexer/lightning_indexer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"

@@ -1,6 +1,7 @@
 // The one file that calls oneDNN. libtorch exports mkldnn_matmul without a header, so it is
 // declared here; this declaration is pinned to libtorch 2.11.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
 #include "longhaul/base/error.h"

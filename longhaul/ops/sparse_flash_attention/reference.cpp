@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/lightning_indexer/lightning_indexer.h"

@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/sum_of_squares/sum_of_squares.h"
