@@ -17,7 +17,7 @@ struct BlockScatter {
   KeyRange* ranges;                                      // [blocks]
   int32_t* weights;                                      // [blocks][L + kTile][weight_words]
   int32_t* paired;                                       // [blocks][paired_words]
-  float* no_rows;                                        // [threads][4][widest]
+  float* no_rows;                                        // [threads][kRowsAtOnce][widest]
   int32_t* no_weights;                                   // [weight_words]
 
   // As many blocks as keep their weights in 32 MiB, but no thread without one.
@@ -33,7 +33,7 @@ struct BlockScatter {
     ranges = workspace.take<KeyRange>(blocks);
     weights = workspace.take<int32_t>(blocks * (L + kTile) * weight_words);
     paired = workspace.take<int32_t>(blocks * paired_words);
-    no_rows = workspace.take<float>(threads * 4 * widest);
+    no_rows = workspace.take<float>(threads * kRowsAtOnce * widest);
     no_weights = workspace.take<int32_t>(weight_words);
   }
   void clear() const {
@@ -61,8 +61,8 @@ struct BlockScatter {
         mine[i].paired = paired_of(block) + offsets[i];
       }
       const int32_t* words = weights_of(block, low);
-      add_terms<T>(mine, num_terms, D, high - low, no_rows + thread * 4 * widest, no_weights,
-                   [&](int64_t j, float*& row, const int32_t*& row_weights) {
+      add_terms<T>(mine, num_terms, D, high - low, no_rows + thread * kRowsAtOnce * widest,
+                   no_weights, [&](int64_t j, float*& row, const int32_t*& row_weights) {
                      row = sums + (low + j) * D;
                      row_weights = words + j * weight_words;
                    });

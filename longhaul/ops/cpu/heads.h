@@ -3,6 +3,7 @@
 #pragma once
 
 #include "include/longhaul/kernels.h"
+#include "longhaul/ops/cpu/operands.h"
 #include "longhaul/ops/cpu/tile.h"
 
 namespace longhaul::cpu::LONGHAUL_ISA {
@@ -23,9 +24,8 @@ struct HeadLayout {
   static constexpr int kHeads = kSplit ? 8 : 16;  // of a vector
   static constexpr int kKeysInUnit = kSplit ? 2 : 1;
   static constexpr int kStep = (kSplit ? 2 : 1) * kPack<T>;  // elements of a row
-  // Units whose values make up the words of add_weighted_rows.
-  static constexpr int kUnitsInWord = kPack<T> / kKeysInUnit;
-  static_assert(kUnitsInWord >= 1, "only bf16 is split");
+  // Units whose values make up whole words of add_weighted_rows.
+  static constexpr int kUnitsAtOnce = kPack<T> > kKeysInUnit ? kPack<T> / kKeysInUnit : 1;
 
   static constexpr int64_t vectors(int64_t H) { return (H + kHeads - 1) / kHeads; }
   static constexpr int64_t heads(int64_t H) { return vectors(H) * kHeads; }
@@ -45,11 +45,8 @@ struct HeadLayout {
     return kSplit && count == 1 ? 0x5555U : 0xffffU;
   }
 
-  static LONGHAUL_INLINE Floats other_key(Floats x) {
-    return __builtin_shuffle(x, Words{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14});
-  }
-  static LONGHAUL_INLINE Floats max_of_head(Floats x) { return kSplit ? max(x, other_key(x)) : x; }
-  static LONGHAUL_INLINE Floats sum_of_head(Floats x) { return kSplit ? x + other_key(x) : x; }
+  static LONGHAUL_INLINE Floats max_of_head(Floats x) { return kSplit ? max(x, swap_pairs(x)) : x; }
+  static LONGHAUL_INLINE Floats sum_of_head(Floats x) { return kSplit ? x + swap_pairs(x) : x; }
 
   // One value of each head to and from memory.
   static LONGHAUL_INLINE void store_heads(float* out, Floats x) {
@@ -83,9 +80,8 @@ struct HeadLayout {
                                                 Floats second) {
     T* row = reinterpret_cast<T*>(out);
     if constexpr (kSplit) {
-      const Words even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-      store_rounded(row, __builtin_shuffle(first, second, even));
-      store_rounded(row + kLanes, __builtin_shuffle(first, second, even + 1));
+      store_rounded(row, even_lanes(first, second));
+      store_rounded(row + kLanes, odd_lanes(first, second));
     } else {
       store_rounded(row + v * kLanes, first);
       store_rounded(row + heads + v * kLanes, second);
@@ -95,17 +91,16 @@ struct HeadLayout {
   static LONGHAUL_INLINE void store_key_weights(int32_t* out, int64_t v, Floats values) {
     T* row = reinterpret_cast<T*>(out);
     if constexpr (kSplit) {
-      const Words by_key = {0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15};
-      store_rounded(row, __builtin_shuffle(values, by_key));
+      store_rounded(row, evens_first(values));
     } else {
       store_rounded(row + v * kLanes, values);
     }
   }
 
-  // kUnitsInWord units as words of add_weighted_rows: a word of each head.
+  // kUnitsAtOnce units as words of add_weighted_rows: a word of each head.
   static LONGHAUL_INLINE void store_operand(int32_t* out, const Floats* units) {
     if constexpr (sizeof(T) == 4) {
-      store(out, units[0]);
+      store(out, kSplit ? evens_first(units[0]) : units[0]);
     } else if constexpr (kSplit) {
       store_rounded(reinterpret_cast<bf16*>(out), units[0]);
     } else {
@@ -117,7 +112,9 @@ struct HeadLayout {
 // Calls f<T, kSplit>() for the layout of H heads of the dtype.
 template <typename F>
 auto with_layout(longhaul_dtype dtype, int64_t H, const F& f) {
-  if (dtype == LONGHAUL_FLOAT32) return f.template operator()<float, false>();
+  if (dtype == LONGHAUL_FLOAT32) {
+    return H <= 8 ? f.template operator()<float, true>() : f.template operator()<float, false>();
+  }
   return H <= 8 ? f.template operator()<bf16, true>() : f.template operator()<bf16, false>();
 }
 

@@ -7,27 +7,31 @@
 namespace longhaul::cpu::LONGHAUL_ISA {
 namespace {
 
-constexpr int kAccumulators = 16;  // enough to hide the latency of the instruction
+// Enough to hide the latency of the instruction, and no more than the registers hold.
+constexpr int kAccumulators = kParts == 1 ? 16 : 10;
 constexpr int64_t kSteps = 1 << 20;
 
 template <typename T>
 float multiply_add(int64_t steps) {
-  Floats acc[kAccumulators];
+  Register acc[kAccumulators];
   // Each its own start, or else all would be one and the same; every loop over them is unrolled, or
   // else they lie in memory, where the asm below may see them.
 #pragma GCC unroll 16
-  for (int j = 0; j < kAccumulators; ++j) acc[j] = all(static_cast<float>(j));
-  const Words operands[2] = {all_words(0x3f803f80), all_words(0x3f803f80)};  // 1, or about 1
+  for (int j = 0; j < kAccumulators; ++j) acc[j] = Register{} + static_cast<float>(j);
+  const RegisterWords one = RegisterWords{} + 0x3f803f80;  // 1, or about 1
+  const RegisterWords operands[2] = {one, one};
   for (int64_t i = 0; i < steps; ++i) {
     asm volatile("" : : "r"(operands) : "memory");  // new values, as far as the compiler knows
-    const Words a = load_words(operands), b = load_words(operands + 1);
+    const RegisterWords a = operands[0], b = operands[1];
 #pragma GCC unroll 16
     for (int j = 0; j < kAccumulators; ++j) acc[j] = dot<T>(acc[j], a, b);
   }
-  Floats total = {};
+  Register total = {};
 #pragma GCC unroll 16
   for (int j = 0; j < kAccumulators; ++j) total += acc[j];
-  return sum(total);
+  float sum = 0;
+  for (int i = 0; i < kRegisterLanes; ++i) sum += total[i];
+  return sum;
 }
 
 template <typename T>
@@ -40,7 +44,8 @@ double best_rate(double seconds) {
 #pragma omp parallel reduction(+ : kept)
     kept += multiply_add<T>(kSteps);
     asm volatile("" : : "x"(kept));
-    const double flops = 2.0 * kLanes * kPack<T> * kAccumulators * kSteps * omp_get_max_threads();
+    const double flops =
+        2.0 * kRegisterLanes * kPack<T> * kAccumulators * kSteps * omp_get_max_threads();
     const double rate = flops / (omp_get_wtime() - start);
     best = rate > best ? rate : best;
   }

@@ -101,10 +101,10 @@ struct TileRows {
 };
 
 // A group's queries of one head as operands: [D / kPack<T>][32] words.
-template <typename T>
+template <typename Operand, typename T>
 LONGHAUL_INLINE void pack_group(const T* queries, int64_t stride, int64_t count, int64_t D,
                                 int32_t* out) {
-  pack_heads<T, false>(queries, stride, static_cast<int>(count), D, kVectors, out, kGroup);
+  pack_heads<Operand, false>(queries, stride, static_cast<int>(count), D, kVectors, out, kGroup);
 }
 
 // Dot products of 8 rows with a packed group.

@@ -55,7 +55,7 @@ struct RowScatter {
     paired = workspace.take<int32_t>(queries * paired_words);
     sums = workspace.take<float>(L * D);
     no_weights = workspace.take<int32_t>(weight_words);
-    no_row = workspace.take<float>(threads * 4 * D);
+    no_row = workspace.take<float>(threads * kRowsAtOnce * D);
   }
 
   KeyList key_list(int64_t query) const {
@@ -68,14 +68,14 @@ struct RowScatter {
 
   // The gradients of one row of the batch, shared among the threads of the enclosing parallel
   // region. differentiate(t, place) is the first phase of query t, the place-th of its superblock.
-  template <typename T, typename F>
+  template <typename Operand, typename T, typename F>
   void run(int64_t S, int64_t L, int64_t thread, const F& differentiate, T* out) const {
     clear_sums(L);
     for (int64_t t0 = 0; t0 < S; t0 += queries) {
       const int64_t count = S - t0 < queries ? S - t0 : queries;
 #pragma omp for schedule(dynamic, 4)
       for (int64_t i = 0; i < count; ++i) differentiate(t0 + i, i);
-      add_all<T>(count, L, thread);
+      add_all<Operand>(count, L, thread);
     }
     store_rows(L, out);
   }
@@ -100,7 +100,7 @@ struct RowScatter {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t c = 0; c < chunks; ++c) {
       const int64_t end = (c + 1) * chunk < L ? (c + 1) * chunk : L;
-      add<T>(count, c * chunk, end, no_row + thread * 4 * D);
+      add<T>(count, c * chunk, end, no_row + thread * kRowsAtOnce * D);
     }
   }
 

@@ -57,7 +57,7 @@ LONGHAUL_INLINE float sum_over(int64_t n, const F& term) {
 // no part of a fused multiply-add.
 template <typename T>
 LONGHAUL_INLINE Floats as_rounded(Floats v) {
-  if constexpr (sizeof(T) == sizeof(float)) return __builtin_assoc_barrier(v);
+  if constexpr (sizeof(T) == sizeof(float)) return barrier(v);
   T lanes[kLanes];
   store_rounded(lanes, v);
   return load_as_floats(lanes);

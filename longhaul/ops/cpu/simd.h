@@ -10,18 +10,20 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
+#include "longhaul/ops/cpu/register.h"
+#if !defined(__AVX512F__)
+#include "longhaul/ops/cpu/wide.h"
 #endif
-
-#define LONGHAUL_INLINE inline __attribute__((always_inline))
 
 namespace longhaul::cpu::LONGHAUL_ISA {
 
-constexpr int kLanes = 16;
-
-using Floats = float __attribute__((vector_size(64), may_alias));
-using Words = int32_t __attribute__((vector_size(64), may_alias));
+#if defined(__AVX512F__)
+using Floats = Register;
+using Words = RegisterWords;
+#else
+using Floats = Wide<float>;
+using Words = Wide<int32_t>;
+#endif
 using Mask = uint32_t;  // one bit a lane
 
 struct bf16 {
@@ -49,22 +51,30 @@ LONGHAUL_INLINE void store_words(void* p, Words v) { std::memcpy(p, &v, sizeof v
 LONGHAUL_INLINE Floats all(float x) { return Floats{} + x; }
 LONGHAUL_INLINE Words all_words(int32_t x) { return Words{} + x; }
 LONGHAUL_INLINE Words lane_numbers() {
-  return Words{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  constexpr int32_t kNumbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return load_words(kNumbers);
 }
-// The word at p in all lanes; the two words at p in turn.
-LONGHAUL_INLINE Words broadcast_word(const void* p) {
-  int32_t word;
-  std::memcpy(&word, p, sizeof word);
-  return all_words(word);
-}
-
 #if defined(__AVX512F__)
 
-LONGHAUL_INLINE Words broadcast_pair(const void* p) {
-  double pair;
-  std::memcpy(&pair, p, sizeof pair);
-  return Words(_mm512_castpd_si512(_mm512_set1_pd(pair)));
+// The two floats at p in turn in all lanes.
+LONGHAUL_INLINE Floats all_pairs(const float* p) { return Floats(broadcast_pair(p)); }
+// a where the lane of the mask is set, all of its bits, else b.
+template <typename V>
+LONGHAUL_INLINE V choose(Words mask, V a, V b) {
+  return mask ? a : b;
 }
+// Lane i of the result is lane kFrom[i] of a, or from 16 on of b.
+template <int... kFrom, typename V>
+LONGHAUL_INLINE V shuffle(V a, V b) {
+  return __builtin_shuffle(a, b, Words{kFrom...});
+}
+LONGHAUL_INLINE Floats to_floats(Words x) { return __builtin_convertvector(x, Floats); }
+LONGHAUL_INLINE Words logical_shift_right(Words x, int bits) {
+  using Unsigned = uint32_t __attribute__((vector_size(64)));
+  return Words(Unsigned(x) >> bits);
+}
+// Kept from becoming part of a fused multiply-add.
+LONGHAUL_INLINE Floats barrier(Floats x) { return __builtin_assoc_barrier(x); }
 LONGHAUL_INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 // NaN in b goes through, as in x86's instruction.
 LONGHAUL_INLINE Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
@@ -102,44 +112,74 @@ LONGHAUL_INLINE float smallest(Floats v) { return _mm512_reduce_min_ps(v); }
 
 #else
 
-LONGHAUL_INLINE Words broadcast_pair(const void* p) {
-  int64_t pair;
-  std::memcpy(&pair, p, sizeof pair);
-  using Pairs = int64_t __attribute__((vector_size(64)));
-  return Words(Pairs{} + pair);
+LONGHAUL_INLINE Floats all_pairs(const float* p) {
+  return Floats::of([&](int) { return Register(broadcast_pair(p)); });
+}
+template <typename V>
+LONGHAUL_INLINE V choose(Words mask, V a, V b) {
+  return V::of([&](int p) { return mask.part[p] ? a.part[p] : b.part[p]; });
+}
+template <int... kFrom, typename V>
+LONGHAUL_INLINE V shuffle(V a, V b) {
+  using Whole = int32_t __attribute__((vector_size(4 * kLanes)));
+  return load_as<V>(&static_cast<const Whole&>(
+      __builtin_shufflevector(load_as<Whole>(&a), load_as<Whole>(&b), kFrom...)));
+}
+LONGHAUL_INLINE Floats to_floats(Words x) {
+  return Floats::of([&](int p) { return __builtin_convertvector(x.part[p], Register); });
+}
+LONGHAUL_INLINE Words logical_shift_right(Words x, int bits) {
+  using Unsigned = uint32_t __attribute__((vector_size(4 * kRegisterLanes)));
+  return Words::of([&](int p) { return RegisterWords(Unsigned(x.part[p]) >> bits); });
+}
+LONGHAUL_INLINE Floats barrier(Floats x) {
+  return Floats::of([&](int p) { return __builtin_assoc_barrier(x.part[p]); });
 }
 LONGHAUL_INLINE Floats fma(Floats a, Floats b, Floats c) { return a * b + c; }
-LONGHAUL_INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
-LONGHAUL_INLINE Floats min(Floats a, Floats b) { return a < b ? a : b; }
+LONGHAUL_INLINE Floats max(Floats a, Floats b) { return choose(a > b, a, b); }
+LONGHAUL_INLINE Floats min(Floats a, Floats b) { return choose(b > a, a, b); }
 LONGHAUL_INLINE Mask to_mask(Words all_ones_where_true) {
   Mask m = 0;
-  for (int i = 0; i < kLanes; ++i) m |= (all_ones_where_true[i] ? 1U : 0U) << i;
+#pragma GCC unroll 4
+  for (int p = 0; p < kParts; ++p) {
+    const RegisterWords part = all_ones_where_true.part[p];
+#if defined(__AVX2__)
+    m |= Mask(_mm256_movemask_ps(__m256(part))) << (p * kRegisterLanes);
+#elif defined(__SSE__)
+    m |= Mask(_mm_movemask_ps(__m128(part))) << (p * kRegisterLanes);
+#else
+    for (int i = 0; i < kRegisterLanes; ++i) m |= (part[i] ? 1U : 0U) << (p * kRegisterLanes + i);
+#endif
+  }
   return m;
 }
 LONGHAUL_INLINE Words to_lanes(Mask m) {
-  const Words bits = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
-  return (all_words(static_cast<int32_t>(m)) & bits) != 0;
+  constexpr int32_t kBits[] = {1,   2,   4,    8,    16,   32,   64,    128,
+                               256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+  return (all_words(static_cast<int32_t>(m)) & load_words(kBits)) != 0;
 }
-LONGHAUL_INLINE Mask greater(Floats a, Floats b) { return to_mask(Words(a > b)); }
+LONGHAUL_INLINE Mask greater(Floats a, Floats b) { return to_mask(a > b); }
 LONGHAUL_INLINE Mask at_most(Words a, Words b) { return to_mask(a <= b); }
-LONGHAUL_INLINE Floats select(Mask m, Floats a, Floats b) { return to_lanes(m) ? a : b; }
+LONGHAUL_INLINE Floats select(Mask m, Floats a, Floats b) { return choose(to_lanes(m), a, b); }
 LONGHAUL_INLINE Floats load_lanes(Mask m, const float* p) {
-  Floats v = {};
+  float lanes[kLanes] = {};
   for (int i = 0; i < kLanes; ++i) {
-    if (m >> i & 1) v[i] = p[i];
+    if (m >> i & 1) lanes[i] = p[i];
   }
-  return v;
+  return load(lanes);
 }
 LONGHAUL_INLINE void store_lanes(Mask m, float* p, Floats v) {
+  float lanes[kLanes];
+  store(lanes, v);
   for (int i = 0; i < kLanes; ++i) {
-    if (m >> i & 1) p[i] = v[i];
+    if (m >> i & 1) p[i] = lanes[i];
   }
 }
-LONGHAUL_INLINE void compress(Mask m, Floats v, float* to) {
-  for (; m; m &= m - 1) *to++ = v[__builtin_ctz(m)];
-}
-LONGHAUL_INLINE void compress(Mask m, Words v, int32_t* to) {
-  for (; m; m &= m - 1) *to++ = v[__builtin_ctz(m)];
+template <typename E>
+LONGHAUL_INLINE void compress(Mask m, Wide<E> v, E* to) {
+  E lanes[kLanes];
+  std::memcpy(lanes, &v, sizeof lanes);
+  for (; m; m &= m - 1) *to++ = lanes[__builtin_ctz(m)];
 }
 LONGHAUL_INLINE Floats round(Floats x) {
   const Floats magic = all(12582912.0F);  // 1.5 * 2^23: its last bit stands for 1
@@ -147,30 +187,32 @@ LONGHAUL_INLINE Floats round(Floats x) {
 }
 LONGHAUL_INLINE Floats scale_by_power(Floats x, Floats n) {
   // In two halves, since 2^-150 is no normal number.
-  const Words whole = __builtin_convertvector(n, Words), half = whole >> 1;
+  const Words whole =
+      Words::of([&](int p) { return __builtin_convertvector(n.part[p], RegisterWords); });
+  const Words half = whole >> 1;
   const Words first = (half + 127) << 23, second = (whole - half + 127) << 23;
   return x * Floats(first) * Floats(second);
 }
-LONGHAUL_INLINE Floats exponent(Floats x) {
-  return __builtin_convertvector(((Words(x) >> 23) & 255) - 127, Floats);
-}
+LONGHAUL_INLINE Floats exponent(Floats x) { return to_floats(((Words(x) >> 23) & 255) - 127); }
 LONGHAUL_INLINE Floats mantissa(Floats x) { return Floats((Words(x) & 0x807fffff) | 0x3f800000); }
-// Pairwise, in a fixed order.
-LONGHAUL_INLINE float sum(Floats v) {
+// Of a vector's lanes two at a time by f, always in the same order.
+template <typename F>
+LONGHAUL_INLINE float reduce(Floats v, const F& f) {
+  float lanes[kLanes];
+  store(lanes, v);
   for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) v[i] += v[i + half];
+    for (int i = 0; i < half; ++i) lanes[i] = f(lanes[i], lanes[i + half]);
   }
-  return v[0];
+  return lanes[0];
+}
+LONGHAUL_INLINE float sum(Floats v) {
+  return reduce(v, [](float a, float b) { return a + b; });
 }
 LONGHAUL_INLINE float largest(Floats v) {
-  float x = v[0];
-  for (int i = 1; i < kLanes; ++i) x = v[i] > x ? v[i] : x;
-  return x;
+  return reduce(v, [](float a, float b) { return b > a ? b : a; });
 }
 LONGHAUL_INLINE float smallest(Floats v) {
-  float x = v[0];
-  for (int i = 1; i < kLanes; ++i) x = v[i] < x ? v[i] : x;
-  return x;
+  return reduce(v, [](float a, float b) { return b < a ? b : a; });
 }
 
 #endif
@@ -181,7 +223,7 @@ LONGHAUL_INLINE Words rounded_bits(Floats x) {
   const Words bits = Words(x);
   const Words nan = bits & 0x7fffffff;
   const Words up = bits + 0x7fff + ((bits >> 16) & 1);
-  return nan > 0x7f800000 ? bits | 0x400000 : up;
+  return choose(nan > 0x7f800000, bits | 0x400000, up);
 }
 LONGHAUL_INLINE Words pack_bf16(Floats even, Floats odd) {
 #if defined(__AVX512BF16__)
@@ -190,8 +232,7 @@ LONGHAUL_INLINE Words pack_bf16(Floats even, Floats odd) {
                        21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return Words(_mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(odd, even)));
 #else
-  using Unsigned = uint32_t __attribute__((vector_size(64)));
-  return Words(Unsigned(rounded_bits(even)) >> 16) | (rounded_bits(odd) & Words(all_words(-65536)));
+  return logical_shift_right(rounded_bits(even), 16) | (rounded_bits(odd) & all_words(-65536));
 #endif
 }
 
@@ -203,10 +244,11 @@ LONGHAUL_INLINE Floats load_as_floats(const bf16* p) {
   std::memcpy(&bits, p, sizeof bits);
   return Floats(Words(_mm512_cvtepu16_epi32(bits)) << 16);
 #else
-  using Halves = uint16_t __attribute__((vector_size(32)));
-  Halves bits;
-  std::memcpy(&bits, p, sizeof bits);
-  return Floats(__builtin_convertvector(bits, Words) << 16);
+  using Halves = uint16_t __attribute__((vector_size(2 * kRegisterLanes)));
+  return Floats::of([&](int part) {
+    const auto bits = load_as<Halves>(p + part * kRegisterLanes);
+    return Register(__builtin_convertvector(bits, RegisterWords) << 16);
+  });
 #endif
 }
 LONGHAUL_INLINE void store_rounded(float* p, Floats v) { store(p, v); }
@@ -215,26 +257,72 @@ LONGHAUL_INLINE void store_rounded(bf16* p, Floats v) {
   const __m256bh bits = _mm512_cvtneps_pbh(v);
   std::memcpy(p, &bits, sizeof bits);
 #else
-  using Halves = uint16_t __attribute__((vector_size(32)));
-  const Halves bits = __builtin_convertvector(rounded_bits(v) >> 16, Halves);
-  std::memcpy(p, &bits, sizeof bits);
+  using Halves = int16_t __attribute__((vector_size(2 * kRegisterLanes)));
+  const Words bits = rounded_bits(v) >> 16;
+#pragma GCC unroll 4
+  for (int part = 0; part < kParts; ++part) {
+    store_as(p + part * kRegisterLanes, __builtin_convertvector(bits.part[part], Halves));
+  }
 #endif
 }
 
 // acc + the products of the elements that the words hold.
-template <typename T>
-LONGHAUL_INLINE Floats dot(Floats acc, Words a, Words b) {
+template <typename T, typename F, typename W>
+LONGHAUL_INLINE F dot(F acc, W a, W b) {
   if constexpr (sizeof(T) == 4) {
-    return fma(Floats(a), Floats(b), acc);
+    return F(a) * F(b) + acc;
   } else {
 #if defined(__AVX512BF16__)
     return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
 #else
-    const Words high = all_words(-65536);
-    acc = fma(Floats(a << 16), Floats(b << 16), acc);
-    return fma(Floats(a & high), Floats(b & high), acc);
+    const W high = W{} - 65536;
+    acc = F(a << 16) * F(b << 16) + acc;
+    return F(a & high) * F(b & high) + acc;
 #endif
   }
+}
+
+// The even lanes of a, then those of b; the odd ones.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+template <int kOf4>
+LONGHAUL_INLINE Floats every_second(Floats a, Floats b) {
+  const auto of_two = [](__m256 x, __m256 y) {
+    const __m256d halves = __m256d(_mm256_shuffle_ps(x, y, kOf4));
+    return Register(_mm256_permute4x64_pd(halves, 0xD8));
+  };
+  return Floats::of(
+      [&](int p) { return p == 0 ? of_two(a.part[0], a.part[1]) : of_two(b.part[0], b.part[1]); });
+}
+LONGHAUL_INLINE Floats even_lanes(Floats a, Floats b) { return every_second<0x88>(a, b); }
+LONGHAUL_INLINE Floats odd_lanes(Floats a, Floats b) { return every_second<0xDD>(a, b); }
+#else
+LONGHAUL_INLINE Floats even_lanes(Floats a, Floats b) {
+  return shuffle<0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30>(a, b);
+}
+LONGHAUL_INLINE Floats odd_lanes(Floats a, Floats b) {
+  return shuffle<1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31>(a, b);
+}
+#endif
+// The even lanes, then the odd ones.
+LONGHAUL_INLINE Floats evens_first(Floats x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  Floats r;
+  r.part[0] = even_lanes(x, x).part[0];
+  r.part[1] = odd_lanes(x, x).part[0];
+  return r;
+#else
+  return shuffle<0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15>(x, x);
+#endif
+}
+// Neighbours in each other's place.
+LONGHAUL_INLINE Floats swap_pairs(Floats x) {
+#if defined(__AVX512F__)
+  return _mm512_permute_ps(x, 0xB1);
+#elif defined(__AVX2__)
+  return Floats::of([&](int p) { return Register(_mm256_permute_ps(x.part[p], 0xB1)); });
+#else
+  return shuffle<1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14>(x, x);
+#endif
 }
 
 constexpr float kLog2E = 1.4426950408889634F, kLn2 = 0.6931471805599453F;
@@ -288,10 +376,28 @@ LONGHAUL_INLINE Floats sums_of_lanes(const Floats (&v)[kLanes]) {
   // Quarter q, lane e of r belongs to v[{0, 8, 4, 12}[q] + {0, 2, 1, 3}[e]].
   return _mm512_permutexvar_ps(
       _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15), r);
+#elif defined(__AVX2__)
+  return Floats::of([&](int p) {
+    // Four lanes of each half belong to four vectors after two rounds, those of two such fours
+    // after the third.
+    __m256 fours[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      __m256 x[4];
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const Floats& of = v[8 * p + 4 * i + j];
+        x[j] = of.part[0] + of.part[1];
+      }
+      fours[i] = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    }
+    return Register(_mm256_permute2f128_ps(fours[0], fours[1], 0x20) +
+                    _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
+  });
 #else
-  Floats sums = {};
+  float sums[kLanes];
   for (int i = 0; i < kLanes; ++i) sums[i] = sum(v[i]);
-  return sums;
+  return load(sums);
 #endif
 }
 

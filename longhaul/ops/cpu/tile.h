@@ -2,7 +2,7 @@
 // weighted sums of rows. Rows are in their natural layout and are read where they lie; only the few
 // vectors of a query's heads are repacked.
 //
-// Heads lie on the lanes: a Floats holds 16 heads of one key. With 8 heads or fewer and bf16 a lane
+// Heads lie on the lanes: a Floats holds 16 heads of one key. With 8 heads or fewer a lane
 // pair shares a head (kSplit): it holds two partial sums of one key first, then two keys of a head.
 // Letters: H heads (padded to 8 if split, else to a multiple of 16), D elements of a row.
 #pragma once
@@ -14,13 +14,24 @@ namespace longhaul::cpu::LONGHAUL_ISA {
 // Columns come in chunks of 32: rows are padded to a multiple of it by the caller.
 constexpr int kColumns = 32;
 
+// N words of operands.
+template <typename Operand, int N, typename T>
+LONGHAUL_INLINE void copy_words(const T* from, int32_t* to) {
+  if constexpr (sizeof(T) == sizeof(Operand)) {
+    std::memcpy(to, from, 4 * N);
+  } else {
+#pragma GCC unroll 2
+    for (int i = 0; i < N; ++i) to[i] = from[i].bits << 16;
+  }
+}
+
 // [D / step][vectors][16 words] of heads[h * stride + d]; heads from `num_heads` on are zero.
 // A step is a word of 16 heads, or two words of 8 heads when split.
-template <typename T, bool kSplit>
+template <typename Operand, bool kSplit, typename T>
 LONGHAUL_INLINE void pack_heads(const T* heads, int64_t stride, int num_heads, int64_t D,
                                 int vectors, int32_t* out, int64_t out_stride) {
   constexpr int kHeads = kSplit ? 8 : 16, kWords = kSplit ? 2 : 1;
-  constexpr int kStep = kWords * kPack<T>;
+  constexpr int kStep = kWords * kPack<Operand>;
   for (int v = 0; v < vectors; ++v) {
     for (int h = 0; h < kHeads; ++h) {
       const int head = v * kHeads + h;
@@ -30,20 +41,21 @@ LONGHAUL_INLINE void pack_heads(const T* heads, int64_t stride, int num_heads, i
       } else {
         const T* from = heads + head * stride;
         for (int64_t d = 0; d < D; d += kStep, to += out_stride) {
-          std::memcpy(to, from + d, 4 * kWords);
+          copy_words<Operand, kWords>(from + d, to);
         }
       }
     }
   }
 }
 
-// acc[r][c] += sum over `steps` of packed[step * stride + c] . rows[r][step], a step's words of the
-// row broadcast to the lanes. kSets accumulators take turns, to hide the latency of short tiles.
-template <typename T, bool kSplit, int R, int C, int kSets = 1>
-LONGHAUL_INLINE void multiply_rows(const char* const* rows, const int32_t* packed, int64_t stride,
-                                   int64_t steps, Floats (&acc)[R][C]) {
+// A tile in registers: acc[r][c] += sum over `steps` of packed[step * stride + c] . rows[r][step],
+// a step's words of the row broadcast to the lanes. kSets accumulators take turns, to hide the
+// latency of short tiles.
+template <typename T, bool kSplit, int kSets, int R, int C>
+LONGHAUL_INLINE void multiply_tile(const char* const* rows, const int32_t* packed, int64_t stride,
+                                   int64_t steps, Register (&acc)[R][C]) {
   constexpr int kBytes = kSplit ? 8 : 4;
-  Floats sums[kSets][R][C];
+  Register sums[kSets][R][C];
   const char* row[R];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
@@ -51,19 +63,21 @@ LONGHAUL_INLINE void multiply_rows(const char* const* rows, const int32_t* packe
 #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) {
 #pragma GCC unroll 4
-      for (int set = 0; set < kSets; ++set) sums[set][r][c] = set == 0 ? acc[r][c] : Floats{};
+      for (int set = 0; set < kSets; ++set) sums[set][r][c] = set == 0 ? acc[r][c] : Register{};
     }
   }
   for (int64_t i = 0; i < steps; i += kSets) {
 #pragma GCC unroll 4
     for (int set = 0; set < kSets; ++set) {
-      Words columns[C];
+      RegisterWords columns[C];
 #pragma GCC unroll 16
-      for (int c = 0; c < C; ++c) columns[c] = load_words(packed + (i + set) * stride + c * kLanes);
+      for (int c = 0; c < C; ++c) {
+        columns[c] = load_as<RegisterWords>(packed + (i + set) * stride + c * kRegisterLanes);
+      }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const char* at = row[r] + (i + set) * kBytes;
-        const Words x = kSplit ? broadcast_pair(at) : broadcast_word(at);
+        const auto x = kSplit ? broadcast_pair(at) : broadcast_word(at);
 #pragma GCC unroll 16
         for (int c = 0; c < C; ++c) sums[set][r][c] = dot<T>(sums[set][r][c], columns[c], x);
       }
@@ -80,11 +94,76 @@ LONGHAUL_INLINE void multiply_rows(const char* const* rows, const int32_t* packe
   }
 }
 
+// What sixteen registers hold beside the operands.
+constexpr int kTileRows = 4, kTileRegisters = 2;
+
+// A tile's rows lie `stride` floats apart in memory, its registers kApart.
+template <int kApart = kRegisterLanes, int R, int C>
+LONGHAUL_INLINE void load_tile(Register (&tile)[R][C], const float* from, int64_t stride) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+    for (int c = 0; c < C; ++c) tile[r][c] = load_as<Register>(from + r * stride + c * kApart);
+  }
+}
+template <int kApart = kRegisterLanes, int R, int C>
+LONGHAUL_INLINE void store_tile(const Register (&tile)[R][C], float* to, int64_t stride) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+    for (int c = 0; c < C; ++c) store_as(to + r * stride + c * kApart, tile[r][c]);
+  }
+}
+
+// multiply_tile() of sums in memory.
+template <typename T, bool kSplit, int R, int C>
+LONGHAUL_TILE void add_product_tile(const char* const* rows, const int32_t* packed, int64_t stride,
+                                    int64_t steps, float* acc, int64_t acc_stride) {
+  Register tile[R][C];
+  load_tile(tile, acc, acc_stride);
+  multiply_tile<T, kSplit, 1>(rows, packed, stride, steps, tile);
+  store_tile(tile, acc, acc_stride);
+}
+
+// acc[r][c] += sum over `steps` of packed[step * stride + c] . rows[r][step], as in
+// multiply_tile(), in tiles that the registers hold: of AVX-512's 32 the whole. So many steps at a
+// time that the first cache keeps their columns for all rows.
+template <typename T, bool kSplit, int R, int C, int kSets = 1>
+LONGHAUL_INLINE void multiply_rows(const char* const* rows, const int32_t* packed, int64_t stride,
+                                   int64_t steps, Floats (&acc)[R][C]) {
+  if constexpr (kParts == 1) {
+    multiply_tile<T, kSplit, kSets>(rows, packed, stride, steps, acc);
+  } else {
+    constexpr int64_t kSteps = 192;
+    constexpr int kAtOnce = C * kParts % 3 == 0 ? 3 : kTileRegisters;
+    static_assert(R % kTileRows == 0 && C * kParts % kAtOnce == 0);
+    const char* from[R];
+    for (int64_t step = 0; step < steps; step += kSteps) {
+      const int64_t count = steps - step < kSteps ? steps - step : kSteps;
+      for (int r = 0; r < R; ++r) from[r] = rows[r] + step * (kSplit ? 8 : 4);
+      for (int r = 0; r < R; r += kTileRows) {
+        for (int c = 0; c < C * kParts; c += kAtOnce) {
+          add_product_tile<T, kSplit, kTileRows, kAtOnce>(
+              from + r, packed + step * stride + c * kRegisterLanes, stride, count,
+              reinterpret_cast<float*>(acc[r]) + c * kRegisterLanes, C * kLanes);
+        }
+      }
+    }
+  }
+}
+
 // Split accumulators of two keys (lane 2h + half) to one vector (lane 2h + key).
 LONGHAUL_INLINE Floats merge_split(Floats first, Floats second) {
-  const Words even = {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30};
-  const Words odd = {1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31};
-  return __builtin_shuffle(first, second, even) + __builtin_shuffle(first, second, odd);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return Floats::of([&](int p) {
+    // Of each four lanes first's two sums and second's.
+    const __m256 sums = _mm256_hadd_ps(first.part[p], second.part[p]);
+    return Register(_mm256_permute_ps(sums, 0xD8));
+  });
+#else
+  return shuffle<0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30>(first, second) +
+         shuffle<1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31>(first, second);
+#endif
 }
 
 // Sums over heads: lane i of the result is key i's. 16 units of one key, or 8 units of two keys
@@ -92,50 +171,74 @@ LONGHAUL_INLINE Floats merge_split(Floats first, Floats second) {
 template <bool kSplit>
 LONGHAUL_INLINE Floats sums_over_heads(const Floats* units) {
   if constexpr (kSplit) {
-    using Pairs = double __attribute__((vector_size(64)));
-    using Places = int64_t __attribute__((vector_size(64)));
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    return Floats::of([&](int p) {
+      __m256d sums[2];
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const Floats &a = units[4 * p + 2 * i], &b = units[4 * p + 2 * i + 1];
+        const auto x = __m256d(a.part[0] + a.part[1]), y = __m256d(b.part[0] + b.part[1]);
+        sums[i] = __m256d(__m256(_mm256_unpacklo_pd(x, y)) + __m256(_mm256_unpackhi_pd(x, y)));
+      }
+      return Register(__m256(_mm256_permute2f128_pd(sums[0], sums[1], 0x20)) +
+                      __m256(_mm256_permute2f128_pd(sums[0], sums[1], 0x31)));
+    });
+#else
+    // Halves, then quarters, then pairs of lanes, of two vectors at a time.
     Floats x[4], y[2];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      const Pairs a = Pairs(units[i]), b = Pairs(units[i + 4]);
-      x[i] = Floats(__builtin_shuffle(a, b, Places{0, 1, 2, 3, 8, 9, 10, 11})) +
-             Floats(__builtin_shuffle(a, b, Places{4, 5, 6, 7, 12, 13, 14, 15}));
+      const Floats a = units[i], b = units[i + 4];
+      x[i] = shuffle<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(a, b) +
+             shuffle<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31>(a, b);
     }
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
-      const Pairs a = Pairs(x[i]), b = Pairs(x[i + 2]);
-      y[i] = Floats(__builtin_shuffle(a, b, Places{0, 1, 4, 5, 8, 9, 12, 13})) +
-             Floats(__builtin_shuffle(a, b, Places{2, 3, 6, 7, 10, 11, 14, 15}));
+      const Floats a = x[i], b = x[i + 2];
+      y[i] = shuffle<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(a, b) +
+             shuffle<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(a, b);
     }
-    const Pairs a = Pairs(y[0]), b = Pairs(y[1]);
-    const Floats z = Floats(__builtin_shuffle(a, b, Places{0, 8, 2, 10, 4, 12, 6, 14})) +
-                     Floats(__builtin_shuffle(a, b, Places{1, 9, 3, 11, 5, 13, 7, 15}));
-    return Floats(__builtin_shuffle(Pairs(z), Places{0, 1, 4, 5, 2, 3, 6, 7}));
+    const Floats a = y[0], b = y[1];
+    const Floats z = shuffle<0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29>(a, b) +
+                     shuffle<2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31>(a, b);
+    return shuffle<0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15>(z, z);
+#endif
   } else {
     return sums_of_lanes(*reinterpret_cast<const Floats(*)[kLanes]>(units));
   }
 }
 
-// A chunk of 32 columns of kPack<T> rows as two vectors of words: for bf16 a word holds a column of
-// both rows, in the order of x86's unpack instructions; for fp32 the columns of the one row.
-template <typename T>
-LONGHAUL_INLINE void load_columns(const char* const* rows, int64_t column, Words (&out)[2]) {
-  const int64_t at = column * static_cast<int64_t>(sizeof(T));
-  if constexpr (sizeof(T) == 4) {
-    out[0] = load_words(rows[0] + at);
-    out[1] = load_words(rows[0] + at + 64);
-  } else {
-    const Words x = load_words(rows[0] + at), y = load_words(rows[1] + at);
+// The 16-bit elements of x and y in turn: the lower halves of each 16 bytes, and the upper ones.
+LONGHAUL_INLINE void interleave(RegisterWords x, RegisterWords y, RegisterWords (&out)[2]) {
 #if defined(__AVX512F__)
-    out[0] = Words(_mm512_unpacklo_epi16(__m512i(x), __m512i(y)));
-    out[1] = Words(_mm512_unpackhi_epi16(__m512i(x), __m512i(y)));
+  out[0] = RegisterWords(_mm512_unpacklo_epi16(__m512i(x), __m512i(y)));
+  out[1] = RegisterWords(_mm512_unpackhi_epi16(__m512i(x), __m512i(y)));
+#elif defined(__AVX2__)
+  out[0] = RegisterWords(_mm256_unpacklo_epi16(__m256i(x), __m256i(y)));
+  out[1] = RegisterWords(_mm256_unpackhi_epi16(__m256i(x), __m256i(y)));
+#elif defined(__SSE2__)
+  out[0] = RegisterWords(_mm_unpacklo_epi16(__m128i(x), __m128i(y)));
+  out[1] = RegisterWords(_mm_unpackhi_epi16(__m128i(x), __m128i(y)));
 #else
-    using Shorts = int16_t __attribute__((vector_size(64)));
-    const Shorts lo = {0,  32, 1,  33, 2,  34, 3,  35, 8,  40, 9,  41, 10, 42, 11, 43,
-                       16, 48, 17, 49, 18, 50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59};
-    out[0] = Words(__builtin_shuffle(Shorts(x), Shorts(y), lo));
-    out[1] = Words(__builtin_shuffle(Shorts(x), Shorts(y), lo + int16_t{4}));
+  using Shorts = int16_t __attribute__((vector_size(16)));
+  const Shorts low = {0, 8, 1, 9, 2, 10, 3, 11};
+  out[0] = RegisterWords(__builtin_shuffle(Shorts(x), Shorts(y), low));
+  out[1] = RegisterWords(__builtin_shuffle(Shorts(x), Shorts(y), low + int16_t{4}));
 #endif
+}
+
+// A chunk of 32 columns of kPack<T> rows as two vectors of words: for bf16 a word holds a column of
+// both rows, in the order of interleave(); for fp32 the columns of the one row. Of each of the two
+// the register that is number `part`.
+template <typename T>
+LONGHAUL_INLINE void load_columns(const char* const* rows, int64_t column, int part,
+                                  RegisterWords (&out)[2]) {
+  const int64_t at = column * static_cast<int64_t>(sizeof(T)) + part * 4 * kRegisterLanes;
+  if constexpr (sizeof(T) == 4) {
+    out[0] = load_as<RegisterWords>(rows[0] + at);
+    out[1] = load_as<RegisterWords>(rows[0] + at + 4 * kLanes);
+  } else {
+    interleave(load_as<RegisterWords>(rows[0] + at), load_as<RegisterWords>(rows[1] + at), out);
   }
 }
 
@@ -143,11 +246,29 @@ LONGHAUL_INLINE void load_columns(const char* const* rows, int64_t column, Words
 template <typename T>
 LONGHAUL_INLINE void natural_order(Floats (&x)[2]) {
   if constexpr (sizeof(T) == 2) {
-    const Words first = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
-    const Words low = __builtin_shuffle(Words(x[0]), Words(x[1]), first);
-    x[1] = Floats(__builtin_shuffle(Words(x[0]), Words(x[1]), first + 8));
-    x[0] = Floats(low);
+    const Floats low = shuffle<0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23>(x[0], x[1]);
+    x[1] = shuffle<8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31>(x[0], x[1]);
+    x[0] = low;
   }
+}
+
+// Sums of kHeads heads at two registers of columns += sum over keys of weights * row.
+template <typename T, int kHeads>
+LONGHAUL_TILE void add_weighted_tile(const char* const* rows, int keys, const int32_t* weights,
+                                     int H, int64_t column, int part, float* sums) {
+  Register acc[kHeads][2];
+  load_tile<kLanes>(acc, sums, kColumns);
+  for (int key = 0; key < keys; key += kPack<T>, weights += H) {
+    RegisterWords x[2];
+    load_columns<T>(rows + key, column, part, x);
+#pragma GCC unroll 8
+    for (int h = 0; h < kHeads; ++h) {
+      const auto weight = broadcast_word(weights + h);
+      acc[h][0] = dot<T>(acc[h][0], x[0], weight);
+      acc[h][1] = dot<T>(acc[h][1], x[1], weight);
+    }
+  }
+  store_tile<kLanes>(acc, sums, kColumns);
 }
 
 // sums [D / 32][H][2][16 lanes] += sum over keys of weights * row. weights: [keys / kPack<T>][H]
@@ -155,30 +276,12 @@ LONGHAUL_INLINE void natural_order(Floats (&x)[2]) {
 template <typename T>
 LONGHAUL_INLINE void add_weighted_rows(const char* const* rows, int keys, const int32_t* weights,
                                        int H, int64_t D, float* sums) {
+  constexpr int kHeads = kParts == 1 ? 8 : kTileRows;
   for (int64_t column = 0; column < D; column += kColumns) {
-    for (int h0 = 0; h0 < H; h0 += 8) {
-      float* to = sums + (column / kColumns * H + h0) * kColumns;
-      Floats acc[8][2];
-#pragma GCC unroll 8
-      for (int h = 0; h < 8; ++h) {
-        acc[h][0] = load(to + h * kColumns);
-        acc[h][1] = load(to + h * kColumns + kLanes);
-      }
-      const int32_t* w = weights + h0;
-      for (int key = 0; key < keys; key += kPack<T>, w += H) {
-        Words x[2];
-        load_columns<T>(rows + key, column, x);
-#pragma GCC unroll 8
-        for (int h = 0; h < 8; ++h) {
-          const Words weight = broadcast_word(w + h);
-          acc[h][0] = dot<T>(acc[h][0], x[0], weight);
-          acc[h][1] = dot<T>(acc[h][1], x[1], weight);
-        }
-      }
-#pragma GCC unroll 8
-      for (int h = 0; h < 8; ++h) {
-        store(to + h * kColumns, acc[h][0]);
-        store(to + h * kColumns + kLanes, acc[h][1]);
+    for (int part = 0; part < kParts; ++part) {
+      for (int h = 0; h < H; h += kHeads) {
+        float* to = sums + (column / kColumns * H + h) * kColumns + part * kRegisterLanes;
+        add_weighted_tile<T, kHeads>(rows, keys, weights + h, H, column, part, to);
       }
     }
   }
@@ -196,14 +299,14 @@ LONGHAUL_INLINE void scale_sums(float* sums, int H, int64_t D, const float* fact
 }
 
 // out[h * stride + d] = sums * factors[h] for the heads and columns that are not padding.
-template <typename T>
+template <typename Operand, typename T>
 LONGHAUL_INLINE void store_sums(const float* sums, int H, int num_heads, int64_t D,
                                 const float* factors, T* out, int64_t stride) {
   for (int64_t column = 0; column < D; column += kColumns) {
     for (int h = 0; h < num_heads; ++h) {
       const float* from = sums + (column / kColumns * H + h) * kColumns;
       Floats x[2] = {load(from) * factors[h], load(from + kLanes) * factors[h]};
-      natural_order<T>(x);
+      natural_order<Operand>(x);
       T* to = out + h * stride + column;
       store_rounded(to, x[0]);
       store_rounded(to + kLanes, x[1]);
@@ -235,25 +338,26 @@ struct RowTerm {
   int words;
 };
 
-// rows[r][16 C lanes from column] += sum over the terms' words of weights[r][word] . paired[word].
+// rows[r][C registers from column] += sum over the terms' words of weights[r][word] . paired[word].
 template <typename T, int R, int C>
-LONGHAUL_INLINE void add_heads_to_rows(float* const* rows, const int32_t* const* weights,
-                                       const RowTerm* terms, int num_terms, int64_t column) {
-  Floats acc[R][C];
+LONGHAUL_TILE void add_heads_to_tile(float* const* rows, const int32_t* const* weights,
+                                     const RowTerm* terms, int num_terms, int64_t column) {
+  Register acc[R][C];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-    for (int c = 0; c < C; ++c) acc[r][c] = load(rows[r] + column + c * kLanes);
+    for (int c = 0; c < C; ++c)
+      acc[r][c] = load_as<Register>(rows[r] + column + c * kRegisterLanes);
   }
   for (int term = 0; term < num_terms; ++term) {
     const int32_t* paired = terms[term].paired + column;
     for (int i = 0; i < terms[term].words; ++i, paired += terms[term].D) {
-      Words x[C];
+      RegisterWords x[C];
 #pragma GCC unroll 16
-      for (int c = 0; c < C; ++c) x[c] = load_words(paired + c * kLanes);
+      for (int c = 0; c < C; ++c) x[c] = load_as<RegisterWords>(paired + c * kRegisterLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const Words w = broadcast_word(weights[r] + terms[term].offset + i);
+        const auto w = broadcast_word(weights[r] + terms[term].offset + i);
 #pragma GCC unroll 16
         for (int c = 0; c < C; ++c) acc[r][c] = dot<T>(acc[r][c], x[c], w);
       }
@@ -262,17 +366,28 @@ LONGHAUL_INLINE void add_heads_to_rows(float* const* rows, const int32_t* const*
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-    for (int c = 0; c < C; ++c) store(rows[r] + column + c * kLanes, acc[r][c]);
+    for (int c = 0; c < C; ++c) store_as(rows[r] + column + c * kRegisterLanes, acc[r][c]);
   }
 }
 
-// The same for `count` rows and all D columns of them, four rows at a time: locate(j, row, weights)
+// The same for 16 C columns.
+template <typename T, int R, int C>
+LONGHAUL_INLINE void add_heads_to_rows(float* const* rows, const int32_t* const* weights,
+                                       const RowTerm* terms, int num_terms, int64_t column) {
+  constexpr int kAtOnce = kParts == 1 ? C : kTileRegisters;
+  for (int c = 0; c < C * kParts; c += kAtOnce) {
+    add_heads_to_tile<T, R, kAtOnce>(rows, weights, terms, num_terms, column + c * kRegisterLanes);
+  }
+}
+
+constexpr int kRowsAtOnce = kParts == 1 ? 4 : 6;
+
+// The same for `count` rows and all D columns of them, some rows at a time: locate(j, row, weights)
 // points at those of row j. Terms are ordered from wide to narrow. For rows that are not there:
-// no_row [4][D] takes what is added, no_weights is a row of zeros.
+// no_row [kRowsAtOnce][D] takes what is added, no_weights is a row of zeros.
 template <typename T, typename F>
 LONGHAUL_INLINE void add_terms(const RowTerm* terms, int num_terms, int64_t D, int64_t count,
                                float* no_row, const int32_t* no_weights, const F& locate) {
-  constexpr int kRowsAtOnce = 4;
   for (int64_t column = 0; column < D;) {
     int active = num_terms;
     while (terms[active - 1].D <= column) --active;

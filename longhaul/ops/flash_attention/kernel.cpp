@@ -14,16 +14,16 @@ using Args = longhaul_flash_attention_args;
 // What a thread works in.
 template <typename T>
 struct Buffers {
-  int32_t* queries;  // [groups][D / kPack<T>][32]
+  int32_t* queries;  // [groups][D / kPack<Operand<T>>][32]
   float* scores;     // [keys of a tile][32]
   int32_t* weights;  // probabilities of a tile as operands
   float* sums;       // [groups][V / 32][32][32]
   char* zeros;       // a row
 
   Buffers(const Args& a, Workspace& workspace) {
-    queries = workspace.take<int32_t>(a.D / kPack<T> * kBlock);
+    queries = workspace.take<int32_t>(a.D / kPack<Operand<T>> * kBlock);
     scores = workspace.take<float>(kTile * kGroup);
-    weights = workspace.take<int32_t>(kTile / kPack<T> * kGroup);
+    weights = workspace.take<int32_t>(kTile / kPack<Operand<T>> * kGroup);
     sums = workspace.take<float>(a.V * kBlock);
     zeros = workspace.take<char>(zero_bytes(a));
   }
@@ -37,14 +37,15 @@ struct Statistics {
 template <typename T>
 class Forward {
  public:
-  using Layout = HeadLayout<T, false>;
+  using Layout = HeadLayout<Operand<T>, false>;
 
-  Forward(const Args& a, Workspace& workspace) : a_(a), buffers_(a, workspace) {}
+  Forward(const Args& a, const AllKeys<T>& keys, Workspace& workspace)
+      : a_(a), all_keys_(keys), buffers_(a, workspace) {}
 
   void clear() { std::memset(buffers_.zeros, 0, static_cast<size_t>(zero_bytes(a_))); }
 
   void attend(int64_t b, int64_t h, int64_t t0) {
-    const HeadKeys head(a_, b, h);
+    const HeadKeys head(a_, all_keys_, b, h);
     const BlockView view = view_of(a_, b, t0);
     const int64_t row = b * a_.S + t0;
     prepare(view, row, h);
@@ -60,14 +61,14 @@ class Forward {
   }
 
  private:
-  int32_t* queries_of(int g) { return buffers_.queries + g * (a_.D / kPack<T>)*kGroup; }
+  int32_t* queries_of(int g) { return buffers_.queries + g * (a_.D / kPack<Operand<T>>)*kGroup; }
   float* sums_of(int g) { return buffers_.sums + g * a_.V * kGroup; }
 
   void prepare(const BlockView& view, int64_t row, int64_t h) {
     for (int g = 0; g < kGroups; ++g) {
       if (view.queries_of(g) == 0) continue;
       const T* query = static_cast<const T*>(a_.query) + ((row + g * kGroup) * a_.H + h) * a_.D;
-      pack_group<T>(query, a_.H * a_.D, view.queries_of(g), a_.D, queries_of(g));
+      pack_group<Operand<T>>(query, a_.H * a_.D, view.queries_of(g), a_.D, queries_of(g));
       std::memset(sums_of(g), 0, static_cast<size_t>(a_.V * kGroup) * sizeof(float));
       for (int v = 0; v < kVectors; ++v) {
         stats_[g].max[v] = all(kMasked), stats_[g].sum[v] = Floats{};
@@ -85,7 +86,8 @@ class Forward {
     }
     raise_maximum(g, found);
     exponentiate(stats_[g], keys.padded);
-    add_weighted_rows<T>(values.of, keys.padded, buffers_.weights, kGroup, a_.V, sums_of(g));
+    add_weighted_rows<Operand<T>>(values.of, keys.padded, buffers_.weights, kGroup, a_.V,
+                                  sums_of(g));
   }
 
   // Scores of a tile in base 2, and their maxima.
@@ -95,7 +97,7 @@ class Forward {
     const Floats scale = all(a_.scale * kLog2E);
     for (int r = 0; r < keys.padded; r += kRows) {
       Floats dots[kRows][kVectors];
-      multiply_group<T>(keys.of + r, queries_of(g), a_.D, dots);
+      multiply_group<Operand<T>>(keys.of + r, queries_of(g), a_.D, dots);
       for (int i = 0; i < kRows; ++i) {
         for (int v = 0; v < kVectors; ++v) {
           Floats x = dots[i][v] * scale;
@@ -125,14 +127,14 @@ class Forward {
   // The tile's weights as operands, and their sums: by tile first, which is more accurate.
   void exponentiate(Statistics& stats, int padded) {
     Floats sums[kVectors] = {};
-    for (int i = 0; i < padded; i += kPack<T>) {
+    for (int i = 0; i < padded; i += kPack<Operand<T>>) {
       for (int v = 0; v < kVectors; ++v) {
-        Floats e[kPack<T>];
-        for (int u = 0; u < kPack<T>; ++u) {
+        Floats e[kPack<Operand<T>>];
+        for (int u = 0; u < kPack<Operand<T>>; ++u) {
           e[u] = exp2(load(buffers_.scores + (i + u) * kGroup + v * kLanes) - stats.max[v]);
           sums[v] += e[u];
         }
-        Layout::store_operand(buffers_.weights + i / kPack<T> * kGroup + v * kLanes, e);
+        Layout::store_operand(buffers_.weights + i / kPack<Operand<T>> * kGroup + v * kLanes, e);
       }
     }
     for (int v = 0; v < kVectors; ++v) stats.sum[v] += sums[v];
@@ -151,11 +153,12 @@ class Forward {
       a_.softmax_max[(row + i) * a_.H + h] = empty ? 0 : maxima[i];
       a_.softmax_sum[(row + i) * a_.H + h] = empty ? 0 : sums[i];
     }
-    store_sums<T>(sums_of(g), kGroup, static_cast<int>(count), a_.V, inverse,
-                  static_cast<T*>(a_.out) + (row * a_.H + h) * a_.V, a_.H * a_.V);
+    store_sums<Operand<T>>(sums_of(g), kGroup, static_cast<int>(count), a_.V, inverse,
+                           static_cast<T*>(a_.out) + (row * a_.H + h) * a_.V, a_.H * a_.V);
   }
 
   const Args& a_;
+  const AllKeys<T>& all_keys_;
   Buffers<T> buffers_;
   Statistics stats_[kGroups];
 };
@@ -163,21 +166,24 @@ class Forward {
 template <typename T>
 size_t thread_bytes(const Args& a) {
   Workspace workspace(nullptr);
-  const Forward<T> one(a, workspace);
+  const Buffers<T> one(a, workspace);
   return workspace.bytes();
 }
 
 template <typename T>
 void run(const Args& a, void* memory) {
+  Workspace shared(memory);
+  const AllKeys<T> keys(a, shared);
+  char* rest = static_cast<char*>(memory) + shared.bytes();
   const size_t bytes = thread_bytes<T>(a);
   const int64_t blocks = num_blocks(a.S), heads = a.B * a.H;
 #pragma omp parallel
   {
     const FlushDenormals flush;
-    Workspace workspace(static_cast<char*>(memory) +
-                        bytes * static_cast<size_t>(omp_get_thread_num()));
-    Forward<T> forward(a, workspace);
+    Workspace workspace(rest + bytes * static_cast<size_t>(omp_get_thread_num()));
+    Forward<T> forward(a, keys, workspace);
     forward.clear();
+    keys.widen();
     // The longest first, so that the threads end together.
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < blocks * heads; ++i) {
@@ -190,8 +196,11 @@ void run(const Args& a, void* memory) {
 }  // namespace
 
 size_t flash_attention_workspace(const Args& a) {
-  const size_t bytes = with_dtype(a.dtype, [&]<typename T>() { return thread_bytes<T>(a); });
-  return bytes * static_cast<size_t>(omp_get_max_threads());
+  return with_dtype(a.dtype, [&]<typename T>() {
+    Workspace shared(nullptr);
+    const AllKeys<T> keys(a, shared);
+    return shared.bytes() + thread_bytes<T>(a) * static_cast<size_t>(omp_get_max_threads());
+  });
 }
 
 void flash_attention(const Args& a, void* workspace) {

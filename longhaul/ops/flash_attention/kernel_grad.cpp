@@ -17,15 +17,15 @@ using Args = longhaul_flash_attention_grad_args;
 // What a thread works in during the first phase.
 template <typename T>
 struct Buffers {
-  int32_t *query, *d_out;  // of a block: [groups][D or V / kPack<T>][32]
+  int32_t *query, *d_out;  // of a block: [groups][D or V / kPack<Operand<T>>][32]
   int32_t* weights;        // dS of a tile as operands
   float* sums;             // dq [groups][D / 32][32][32]
   char* zeros;             // a row
 
   Buffers(const longhaul_flash_attention_args& a, Workspace& workspace) {
-    query = workspace.take<int32_t>(a.D / kPack<T> * kBlock);
-    d_out = workspace.take<int32_t>(a.V / kPack<T> * kBlock);
-    weights = workspace.take<int32_t>(kTile / kPack<T> * kGroup);
+    query = workspace.take<int32_t>(a.D / kPack<Operand<T>> * kBlock);
+    d_out = workspace.take<int32_t>(a.V / kPack<Operand<T>> * kBlock);
+    weights = workspace.take<int32_t>(kTile / kPack<Operand<T>> * kGroup);
     sums = workspace.take<float>(a.D * kBlock);
     zeros = workspace.take<char>(zero_bytes(a));
   }
@@ -34,16 +34,16 @@ struct Buffers {
 template <typename T>
 class Backward {
  public:
-  using Layout = HeadLayout<T, false>;
+  using Layout = HeadLayout<Operand<T>, false>;
 
-  Backward(const Args& args, Workspace& workspace)
-      : args_(args), a_(args.forward), buffers_(a_, workspace) {}
+  Backward(const Args& args, const AllKeys<T>& keys, Workspace& workspace)
+      : args_(args), a_(args.forward), all_keys_(keys), buffers_(a_, workspace) {}
 
   void clear() { std::memset(buffers_.zeros, 0, static_cast<size_t>(zero_bytes(a_))); }
 
   // First phase of a block; `place` is its number in the superblock.
   void differentiate(int64_t b, int64_t h, int64_t t0, const BlockScatter& scatter, int64_t place) {
-    const HeadKeys head(a_, b, h);
+    const HeadKeys head(a_, all_keys_, b, h);
     const BlockView view = view_of(a_, b, t0);
     const int64_t row = b * a_.S + t0;
     scatter.ranges[place] = view.keys;
@@ -62,27 +62,28 @@ class Backward {
       }
     }
     for (int g = 0; g < groups; ++g) {
-      store_sums<T>(sums_of(g), kGroup, static_cast<int>(view.queries_of(g)), a_.D, ones_,
-                    static_cast<T*>(args_.d_query) + ((row + g * kGroup) * a_.H + h) * a_.D,
-                    a_.H * a_.D);
+      store_sums<Operand<T>>(
+          sums_of(g), kGroup, static_cast<int>(view.queries_of(g)), a_.D, ones_,
+          static_cast<T*>(args_.d_query) + ((row + g * kGroup) * a_.H + h) * a_.D, a_.H * a_.D);
     }
   }
 
  private:
-  int32_t* query_of(int g) { return buffers_.query + g * (a_.D / kPack<T>)*kGroup; }
-  int32_t* d_out_of(int g) { return buffers_.d_out + g * (a_.V / kPack<T>)*kGroup; }
+  int32_t* query_of(int g) { return buffers_.query + g * (a_.D / kPack<Operand<T>>)*kGroup; }
+  int32_t* d_out_of(int g) { return buffers_.d_out + g * (a_.V / kPack<Operand<T>>)*kGroup; }
   float* sums_of(int g) { return buffers_.sums + g * a_.D * kGroup; }
 
   void prepare(const BlockView& view, int64_t row, int64_t h, int32_t* paired, int64_t lanes) {
     const T* query = static_cast<const T*>(a_.query) + (row * a_.H + h) * a_.D;
     const T* d_out = static_cast<const T*>(args_.d_out) + (row * a_.H + h) * a_.V;
     const int count = static_cast<int>(view.queries), all_lanes = static_cast<int>(lanes);
-    pair_heads<T>(query, a_.H * a_.D, count, all_lanes, a_.D, paired);
-    pair_heads<T>(d_out, a_.H * a_.V, count, all_lanes, a_.V, paired + lanes / kPack<T> * a_.D);
+    pair_heads<Operand<T>>(query, a_.H * a_.D, count, all_lanes, a_.D, paired);
+    pair_heads<Operand<T>>(d_out, a_.H * a_.V, count, all_lanes, a_.V,
+                           paired + lanes / kPack<Operand<T>> * a_.D);
     for (int g = 0; g < kGroups && view.queries_of(g) > 0; ++g) {
       const int64_t at = g * kGroup * a_.H, queries = view.queries_of(g);
-      pack_group<T>(query + at * a_.D, a_.H * a_.D, queries, a_.D, query_of(g));
-      pack_group<T>(d_out + at * a_.V, a_.H * a_.V, queries, a_.V, d_out_of(g));
+      pack_group<Operand<T>>(query + at * a_.D, a_.H * a_.D, queries, a_.D, query_of(g));
+      pack_group<Operand<T>>(d_out + at * a_.V, a_.H * a_.V, queries, a_.V, d_out_of(g));
       load_statistics(g, row + g * kGroup, h, queries);
       std::memset(sums_of(g), 0, static_cast<size_t>(a_.D * kGroup) * sizeof(float));
     }
@@ -107,11 +108,11 @@ class Backward {
   void add_tile(int g, const GroupView& view, const TileRows& keys, const TileRows& values,
                 int64_t key, int32_t* key_weights, int64_t lanes) {
     const bool whole = view.all_see(key, key + keys.padded);
-    const int64_t words = 2 * lanes / kPack<T>;
+    const int64_t words = 2 * lanes / kPack<Operand<T>>;
     for (int r = 0; r < keys.padded; r += kRows) {
       Floats scores[kRows][kVectors], d_values[kRows][kVectors];
-      multiply_group<T>(keys.of + r, query_of(g), a_.D, scores);
-      multiply_group<T>(values.of + r, d_out_of(g), a_.V, d_values);
+      multiply_group<Operand<T>>(keys.of + r, query_of(g), a_.D, scores);
+      multiply_group<Operand<T>>(values.of + r, d_out_of(g), a_.V, d_values);
       int32_t* weights = key_weights + r * words;
       if (whole) {
         differentiate_rows<false>(g, view, key, r, scores, d_values, weights, lanes);
@@ -119,7 +120,7 @@ class Backward {
         differentiate_rows<true>(g, view, key, r, scores, d_values, weights, lanes);
       }
     }
-    add_weighted_rows<T>(keys.of, keys.padded, buffers_.weights, kGroup, a_.D, sums_of(g));
+    add_weighted_rows<Operand<T>>(keys.of, keys.padded, buffers_.weights, kGroup, a_.D, sums_of(g));
   }
 
   // dS and P of 8 keys, those from r on of the tile: as operands of dq, and as the keys' weights.
@@ -129,11 +130,11 @@ class Backward {
                                           const Floats (&d_values)[kRows][kVectors],
                                           int32_t* key_weights, int64_t lanes) {
     const Floats scale = all(a_.scale), scale2 = all(a_.scale * kLog2E);
-    const int64_t words = 2 * lanes / kPack<T>;
-    for (int i = 0; i < kRows; i += kPack<T>) {
+    const int64_t words = 2 * lanes / kPack<Operand<T>>;
+    for (int i = 0; i < kRows; i += kPack<Operand<T>>) {
       for (int v = 0; v < kVectors; ++v) {
-        Floats dS[kPack<T>];
-        for (int u = 0; u < kPack<T>; ++u) {
+        Floats dS[kPack<Operand<T>>];
+        for (int u = 0; u < kPack<Operand<T>>; ++u) {
           Floats x = fma(scores[i + u][v], scale2, -lse_[g][v]);
           if constexpr (kPartly) x = select(view.sees(v, key + r + i + u), x, all(kMasked));
           const Floats p = exp2(x);
@@ -141,7 +142,8 @@ class Backward {
           Layout::store_key_weights(key_weights + (i + u) * words, g * kVectors + v,
                                     static_cast<int>(lanes), dS[u], p);
         }
-        Layout::store_operand(buffers_.weights + (r + i) / kPack<T> * kGroup + v * kLanes, dS);
+        Layout::store_operand(buffers_.weights + (r + i) / kPack<Operand<T>> * kGroup + v * kLanes,
+                              dS);
       }
     }
   }
@@ -149,7 +151,7 @@ class Backward {
   void clear_tile(int g, int padded, int32_t* key_weights, int64_t lanes) {
     for (int i = 0; i < padded; ++i) {
       for (int v = 0; v < kVectors; ++v) {
-        Layout::store_key_weights(key_weights + i * 2 * lanes / kPack<T>, g * kVectors + v,
+        Layout::store_key_weights(key_weights + i * 2 * lanes / kPack<Operand<T>>, g * kVectors + v,
                                   static_cast<int>(lanes), Floats{}, Floats{});
       }
     }
@@ -157,6 +159,7 @@ class Backward {
 
   const Args& args_;
   const longhaul_flash_attention_args& a_;
+  const AllKeys<T>& all_keys_;
   Buffers<T> buffers_;
   Floats lse_[kGroups][kVectors], delta_[kGroups][kVectors];
   static constexpr Ones ones_ = {};
@@ -183,16 +186,17 @@ class Run {
  public:
   static size_t thread_bytes(const Args& args) {
     Workspace workspace(nullptr);
-    const Backward<T> one(args, workspace);
+    const Buffers<T> one(args.forward, workspace);
     return workspace.bytes();
   }
 
   Run(const Args& args, Workspace& workspace)
       : args_(args),
         a_(args.forward),
-        words_(block_lanes(a_.S) / kPack<T>),
+        words_(block_lanes(a_.S) / kPack<Operand<T>>),
         scatter_(plan_scatter(workspace)),
-        plan_(a_, scatter_.blocks) {
+        plan_(a_, scatter_.blocks),
+        keys_(a_, workspace) {
     key_sums_ = workspace.take<float>(plan_.sets_at_once * a_.L * a_.D);
     value_sums_ = workspace.take<float>(a_.value ? plan_.sets_at_once * a_.L * a_.V : 0);
   }
@@ -209,6 +213,7 @@ class Run {
   }
 
   void clear() const { scatter_.clear(); }
+  const AllKeys<T>& keys() const { return keys_; }
 
  private:
   BlockScatter plan_scatter(Workspace& workspace) const {
@@ -257,8 +262,8 @@ class Run {
       float* rows = sums + place * a_.L * D;
       const int64_t n = (to - from) * D;
       if (first) std::memset(rows + from * D, 0, static_cast<size_t>(n) * sizeof(float));
-      scatter_.template add<T>(place * count, (place + 1) * count, from, to, terms, offsets, num, D,
-                               thread, rows);
+      scatter_.template add<Operand<T>>(place * count, (place + 1) * count, from, to, terms,
+                                        offsets, num, D, thread, rows);
       T* result = static_cast<T*>(out) + ((set0 + place) * a_.L + from) * D;
       for (int64_t i = 0; last && i < n; i += kLanes) {
         store_rounded(result + i, load(rows + from * D + i));
@@ -277,6 +282,7 @@ class Run {
   int64_t words_;  // of a key's dS in a block
   BlockScatter scatter_;
   Plan plan_;
+  AllKeys<T> keys_;
   float *key_sums_, *value_sums_;  // [sets at once][L][D or V]
 };
 
@@ -292,8 +298,9 @@ void run_all(const Args& args, void* memory) {
     const FlushDenormals flush;
     const int64_t thread = omp_get_thread_num();
     Workspace own(rest + bytes * static_cast<size_t>(thread));
-    Backward<T> backward(args, own);
+    Backward<T> backward(args, run.keys(), own);
     backward.clear();
+    run.keys().widen();
     run.run(backward, thread);
   }
 }

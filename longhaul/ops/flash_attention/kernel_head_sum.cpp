@@ -4,6 +4,7 @@
 
 #include "include/longhaul/kernels.h"
 #include "longhaul/ops/cpu/kernel_table.h"
+#include "longhaul/ops/cpu/operands.h"
 #include "longhaul/ops/cpu/query_block.h"
 
 namespace longhaul::cpu::LONGHAUL_ISA {
@@ -15,14 +16,20 @@ using Args = longhaul_attention_head_sum_args;
 template <typename T>
 struct Shared {
   int64_t groups;
-  int32_t* queries;  // [heads][groups][D / kPack<T>][32]
+  int32_t* queries;  // [heads][groups][D / kPack<Operand<T>>][32]
   float* lse;        // [heads][groups][32], in base 2
   char* zeros;       // a row
+  Operands<T> keys;  // the heads' rows one head after the other, or the rows of all of them
 
-  Shared(const Args& a, Workspace& workspace) : groups(block_lanes(a.S) / kGroup) {
-    queries = workspace.take<int32_t>(a.H * groups * (a.D / kPack<T>)*kGroup);
+  Shared(const Args& a, Workspace& workspace)
+      : groups(block_lanes(a.S) / kGroup), keys(a.key, elements(a), workspace) {
+    queries = workspace.take<int32_t>(a.H * groups * (a.D / kPack<Operand<T>>)*kGroup);
     lse = workspace.take<float>(a.H * groups * kGroup);
-    zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(T)));
+    zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(Operand<T>)));
+  }
+  // From the first key of the first head to the last key of the last one.
+  static int64_t elements(const Args& a) {
+    return (a.key_heads == 1 ? 0 : (a.H - 1) * a.key_head_stride) + a.L * a.D;
   }
 };
 
@@ -31,12 +38,13 @@ class HeadSum {
  public:
   HeadSum(const Args& a, Workspace& workspace)
       : a_(a), shared_(a, workspace), view_(a.first_key, a.last_key, a.S) {
-    std::memset(shared_.zeros, 0, static_cast<size_t>(a.D) * sizeof(T));
+    std::memset(shared_.zeros, 0, static_cast<size_t>(a.D) * sizeof(Operand<T>));
   }
 
   // On all threads of the enclosing parallel region.
   void run() const {
     const int64_t groups = shared_.groups, tiles = (a_.L + kTile - 1) / kTile;
+    shared_.keys.widen();
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < a_.H * groups; ++i) pack(i / groups, static_cast<int>(i % groups));
 #pragma omp for schedule(dynamic, 1)
@@ -47,14 +55,14 @@ class HeadSum {
 
  private:
   int32_t* queries_of(int64_t h, int g) const {
-    return shared_.queries + (h * shared_.groups + g) * (a_.D / kPack<T>)*kGroup;
+    return shared_.queries + (h * shared_.groups + g) * (a_.D / kPack<Operand<T>>)*kGroup;
   }
   float* lse_of(int64_t h, int g) const { return shared_.lse + (h * shared_.groups + g) * kGroup; }
 
   void pack(int64_t h, int g) const {
     const int64_t at = g * kGroup * a_.H + h, count = view_.queries_of(g);
-    pack_group<T>(static_cast<const T*>(a_.query) + at * a_.D, a_.H * a_.D, count, a_.D,
-                  queries_of(h, g));
+    pack_group<Operand<T>>(static_cast<const T*>(a_.query) + at * a_.D, a_.H * a_.D, count, a_.D,
+                           queries_of(h, g));
     Floats lse[kVectors];
     load_lse(a_.softmax_max + at, a_.softmax_sum + at, a_.H, count, lse);
     for (int v = 0; v < kVectors; ++v) store(lse_of(h, g) + v * kLanes, lse[v]);
@@ -69,8 +77,9 @@ class HeadSum {
       const bool whole = view.all_see(key, key + kTile);
       for (int64_t h = 0; h < a_.H; ++h) {
         const int64_t start = a_.key_heads == 1 ? 0 : h * a_.key_head_stride;
-        const TileRows rows(static_cast<const T*>(a_.key) + start,
-                            a_.D * static_cast<int64_t>(sizeof(T)), key, end, shared_.zeros);
+        const TileRows rows(shared_.keys.get() + start,
+                            a_.D * static_cast<int64_t>(sizeof(Operand<T>)), key, end,
+                            shared_.zeros);
         if (whole) {
           add_head<false>(h, g, view, rows, key, sums);
         } else {
@@ -91,7 +100,7 @@ class HeadSum {
     const Floats lse[kVectors] = {load(lse_of(h, g)), load(lse_of(h, g) + kLanes)};
     for (int r = 0; r < rows.padded; r += kRows) {
       Floats dots[kRows][kVectors];
-      multiply_group<T>(rows.of + r, queries_of(h, g), a_.D, dots);
+      multiply_group<Operand<T>>(rows.of + r, queries_of(h, g), a_.D, dots);
       for (int i = 0; i < kRows; ++i) {
         for (int v = 0; v < kVectors; ++v) {
           float* at = sums + (r + i) * kGroup + v * kLanes;

@@ -3,6 +3,7 @@
 // outside this folder includes it.
 #pragma once
 
+#include "longhaul/ops/cpu/operands.h"
 #include "longhaul/ops/cpu/rows.h"
 #include "longhaul/ops/cpu/tile.h"
 #include "longhaul/ops/cpu/workspace.h"
@@ -13,15 +14,6 @@ constexpr int kPanel = 32;  // columns
 constexpr int kVectors = kPanel / kLanes;
 constexpr int kRows = 8;  // of a tile in registers
 
-// What products of T are computed with: where an instruction set has none of bf16 pairs, rows and
-// panels are widened once instead of at every step of every product.
-#if defined(__AVX512BF16__)
-template <typename T>
-using Operand = T;
-#else
-template <typename T>
-using Operand = float;
-#endif
 template <typename T>
 constexpr int kPackOperand = kPack<Operand<T>>;
 
@@ -53,6 +45,7 @@ int64_t words_of(int64_t n) {
 
 // Word j of row i becomes word i of row j.
 LONGHAUL_INLINE void transpose_words(Words (&x)[kLanes]) {
+#if defined(__AVX512F__)
 #pragma GCC unroll 4
   for (int step = 1; step < kLanes; step *= 2) {
     const Words lane = lane_numbers();
@@ -67,6 +60,14 @@ LONGHAUL_INLINE void transpose_words(Words (&x)[kLanes]) {
       x[i + step] = __builtin_shuffle(a, b, second);
     }
   }
+#else
+  int32_t rows[kLanes][kLanes], columns[kLanes][kLanes];
+  std::memcpy(rows, x, sizeof rows);
+  for (int i = 0; i < kLanes; ++i) {
+    for (int j = 0; j < kLanes; ++j) columns[j][i] = rows[i][j];
+  }
+  std::memcpy(static_cast<void*>(x), columns, sizeof columns);
+#endif
 }
 
 // A panel of up to 32 rows of `rows` [count, D] as columns: [words_of(D), rounded up to 16][32].

@@ -21,7 +21,7 @@ struct Args : longhaul_indexer_kl_loss_args {
 // What a thread works in.
 template <typename T, bool kSplit>
 struct Buffers {
-  using Layout = HeadLayout<T, kSplit>;
+  using Layout = HeadLayout<Operand<T>, kSplit>;
 
   KeyList keys;      // without gradients; else the superblock's
   int32_t* query;    // [D steps][vectors][16]
@@ -38,15 +38,16 @@ struct Buffers {
     query = workspace.take<int32_t>(a.D / Layout::kStep * lanes);
     scores = workspace.take<float>(K);
     target = workspace.take<float>(K);
-    weights = workspace.take<int32_t>(kKeyBlock / kPack<T> * lanes);
+    weights = workspace.take<int32_t>(kKeyBlock / kPack<Operand<T>> * lanes);
     sums = workspace.take<float>(a.D * Layout::heads(a.H));
-    zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(T)));
+    zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(Operand<T>)));
   }
 };
 
 template <typename T, bool kSplit>
 RowScatter plan_scatter(const Args& a, Workspace& workspace) {
-  const int words = static_cast<int>(HeadLayout<T, kSplit>::heads(a.H)) / kPack<T>;
+  const int words =
+      static_cast<int>(HeadLayout<Operand<T>, kSplit>::heads(a.H)) / kPack<Operand<T>>;
   RowScatter scatter = {};
   scatter.K = a.K;
   scatter.D = a.D;
@@ -62,21 +63,21 @@ RowScatter plan_scatter(const Args& a, Workspace& workspace) {
 template <typename T, bool kSplit>
 class Loss {
  public:
-  using Layout = HeadLayout<T, kSplit>;
+  using Layout = HeadLayout<Operand<T>, kSplit>;
 
   Loss(const Args& a, Workspace& workspace) : a_(a), buffers_(a, workspace) {}
 
-  void clear() { std::memset(buffers_.zeros, 0, static_cast<size_t>(a_.D) * sizeof(T)); }
+  void clear() { std::memset(buffers_.zeros, 0, static_cast<size_t>(a_.D) * sizeof(Operand<T>)); }
 
   // One query's loss.
-  void evaluate(int64_t row, const T* key) {
+  void evaluate(int64_t row, const Operand<T>* key) {
     buffers_.keys.fill(a_.indices + row * a_.K, a_.K);
     prepare(row);
     diverge(row, buffers_.keys, key);
   }
 
   // Its loss and gradients; `place` is its number in the superblock.
-  void differentiate(int64_t row, const T* key, const RowScatter& scatter, int64_t place) {
+  void differentiate(int64_t row, const Operand<T>* key, const RowScatter& scatter, int64_t place) {
     KeyList keys = scatter.key_list(place);
     keys.fill(a_.indices + row * a_.K, a_.K);
     scatter.sizes[place] = keys.size;
@@ -84,8 +85,8 @@ class Loss {
     a_.d_scores ? take_gradients(row, keys) : diverge(row, keys, key);
 
     const int H = static_cast<int>(a_.H), heads = static_cast<int>(Layout::heads(a_.H));
-    pair_heads<T>(query_of(row), a_.D, H, heads, a_.D,
-                  scatter.paired + place * scatter.paired_words);
+    pair_heads<Operand<T>>(query_of(row), a_.D, H, heads, a_.D,
+                           scatter.paired + place * scatter.paired_words);
     std::memset(buffers_.sums, 0, static_cast<size_t>(a_.D * heads) * sizeof(float));
     for (int64_t v = 0; v < Layout::vectors(a_.H); ++v) d_weights_[v] = Floats{};
     for (int64_t from = 0; from < keys.size; from += kKeyBlock) {
@@ -99,7 +100,7 @@ class Loss {
           add_keys(rows + r, r, buffers_.scores + from + r, v, weights, heads);
         }
       }
-      add_weighted_rows<T>(rows, padded, buffers_.weights, heads, a_.D, buffers_.sums);
+      add_weighted_rows<Operand<T>>(rows, padded, buffers_.weights, heads, a_.D, buffers_.sums);
     }
     store_gradients(row);
   }
@@ -108,13 +109,13 @@ class Loss {
   const T* query_of(int64_t row) const {
     return static_cast<const T*>(a_.query) + row * a_.H * a_.D;
   }
-  static const char* base(const T* key) { return reinterpret_cast<const char*>(key); }
-  int64_t row_bytes() const { return a_.D * static_cast<int64_t>(sizeof(T)); }
+  static const char* base(const Operand<T>* key) { return reinterpret_cast<const char*>(key); }
+  int64_t row_bytes() const { return a_.D * static_cast<int64_t>(sizeof(Operand<T>)); }
 
   void prepare(int64_t row) {
     const int64_t vectors = Layout::vectors(a_.H);
-    pack_heads<T, kSplit>(query_of(row), a_.D, static_cast<int>(a_.H), a_.D,
-                          static_cast<int>(vectors), buffers_.query, vectors * kLanes);
+    pack_heads<Operand<T>, kSplit>(query_of(row), a_.D, static_cast<int>(a_.H), a_.D,
+                                   static_cast<int>(vectors), buffers_.query, vectors * kLanes);
     float weights[kMaxVectors * kLanes];
     for (int64_t h = 0; h < Layout::heads(a_.H); ++h) {
       weights[h] = h < a_.H ? a_.weights[row * a_.H + h] : 0;
@@ -128,15 +129,16 @@ class Loss {
   LONGHAUL_INLINE void multiply(const char* const* rows, int64_t v,
                                 Floats (&units)[8 / Layout::kKeysInUnit]) const {
     Floats dots[8][1] = {};
-    multiply_rows<T, kSplit, 8, 1, 2>(rows, buffers_.query + v * kLanes,
-                                      Layout::vectors(a_.H) * kLanes, a_.D / Layout::kStep, dots);
+    multiply_rows<Operand<T>, kSplit, 8, 1, 2>(rows, buffers_.query + v * kLanes,
+                                               Layout::vectors(a_.H) * kLanes, a_.D / Layout::kStep,
+                                               dots);
     for (int i = 0; i < 8 / Layout::kKeysInUnit; ++i) {
       units[i] = max(Floats{}, Layout::unit(&dots[i * Layout::kKeysInUnit][0]));
     }
   }
 
   // The scores of the selected keys, as the selection saw them or computed anew.
-  void find_scores(int64_t row, const KeyList& keys, const T* key) {
+  void find_scores(int64_t row, const KeyList& keys, const Operand<T>* key) {
     if (a_.scores) {
       for (int64_t i = 0; i < keys.size; ++i) {
         buffers_.scores[i] = a_.scores[row * a_.K + keys.slots[i]];
@@ -172,7 +174,7 @@ class Loss {
   }
 
   // The loss of the query, and dI in place of the scores; 0 for keys that are not there.
-  void diverge(int64_t row, const KeyList& keys, const T* key) {
+  void diverge(int64_t row, const KeyList& keys, const Operand<T>* key) {
     const int64_t padded = round_up(keys.size, kKeyBlock);
     float* scores = buffers_.scores;
     float mass = 0;
@@ -218,7 +220,7 @@ class Loss {
   // Gradients at 8 keys for one vector of heads.
   LONGHAUL_INLINE void add_keys(const char* const* rows, int r, const float* d_scores, int64_t v,
                                 int32_t* key_weights, int heads) {
-    constexpr int kKeys = Layout::kKeysInUnit, kUnits = Layout::kUnitsInWord;
+    constexpr int kKeys = Layout::kKeysInUnit, kUnits = Layout::kUnitsAtOnce;
     Floats dots[8 / kKeys];
     multiply(rows, v, dots);
     for (int i = 0; i < 8; i += kKeys * kUnits) {
@@ -226,12 +228,13 @@ class Loss {
       for (int u = 0; u < kUnits; ++u) {
         const int at = i + u * kKeys;
         const Floats a = dots[at / kKeys];
-        const Floats dI = kSplit ? Floats(broadcast_pair(d_scores + at)) : all(d_scores[at]);
+        const Floats dI = kSplit ? all_pairs(d_scores + at) : all(d_scores[at]);
         d_weights_[v] = fma(dI, a, d_weights_[v]);
         c[u] = select(greater(a, Floats{}), dI * weights_[v], Floats{});
-        Layout::store_key_weights(key_weights + at * heads / kPack<T>, v, c[u]);
+        Layout::store_key_weights(key_weights + at * heads / kPack<Operand<T>>, v, c[u]);
       }
-      Layout::store_operand(buffers_.weights + (r + i) / kPack<T> * heads + v * Layout::kHeads, c);
+      Layout::store_operand(
+          buffers_.weights + (r + i) / kPack<Operand<T>> * heads + v * Layout::kHeads, c);
     }
   }
 
@@ -242,8 +245,8 @@ class Loss {
       Layout::store_heads(d_weights + v * Layout::kHeads, Layout::sum_of_head(d_weights_[v]));
     }
     std::memcpy(a_.d_weights + row * H, d_weights, static_cast<size_t>(H) * sizeof(float));
-    store_sums<T>(buffers_.sums, static_cast<int>(heads), static_cast<int>(H), a_.D, ones_,
-                  static_cast<T*>(a_.d_query) + row * H * a_.D, a_.D);
+    store_sums<Operand<T>>(buffers_.sums, static_cast<int>(heads), static_cast<int>(H), a_.D, ones_,
+                           static_cast<T*>(a_.d_query) + row * H * a_.D, a_.D);
   }
 
   const Args& a_;
@@ -263,6 +266,7 @@ struct Run {
   static size_t workspace(const Args& a) {
     Workspace shared(nullptr);
     if (a.d_query) plan_scatter<T, kSplit>(a, shared);
+    const Operands<T> keys(a.key, a.B * a.L * a.D, shared);
     return shared.bytes() + thread_bytes(a) * static_cast<size_t>(omp_get_max_threads());
   }
 
@@ -270,6 +274,7 @@ struct Run {
     Workspace shared(memory);
     RowScatter scatter = {};
     if (a.d_query) scatter = plan_scatter<T, kSplit>(a, shared);
+    const Operands<T> keys(a.key, a.B * a.L * a.D, shared);
     char* rest = static_cast<char*>(memory) + shared.bytes();
     const size_t bytes = thread_bytes(a);
 #pragma omp parallel
@@ -279,18 +284,20 @@ struct Run {
       Workspace own(rest + bytes * static_cast<size_t>(thread));
       Loss<T, kSplit> loss(a, own);
       loss.clear();
+      keys.widen();
       if (a.d_query) {
         for (int64_t b = 0; b < a.B; ++b) {
-          const T* key = static_cast<const T*>(a.key) + b * a.L * a.D;
+          const Operand<T>* key = keys.get() + b * a.L * a.D;
           const auto differentiate = [&](int64_t t, int64_t place) {
             loss.differentiate(b * a.S + t, key, scatter, place);
           };
-          scatter.run(a.S, a.L, thread, differentiate, static_cast<T*>(a.d_key) + b * a.L * a.D);
+          scatter.run<Operand<T>>(a.S, a.L, thread, differentiate,
+                                  static_cast<T*>(a.d_key) + b * a.L * a.D);
         }
       } else {
 #pragma omp for schedule(dynamic, 16)
         for (int64_t row = 0; row < a.B * a.S; ++row) {
-          loss.evaluate(row, static_cast<const T*>(a.key) + row / a.S * a.L * a.D);
+          loss.evaluate(row, keys.get() + row / a.S * a.L * a.D);
         }
       }
     }

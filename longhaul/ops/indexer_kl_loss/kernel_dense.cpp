@@ -6,6 +6,7 @@
 #include "include/longhaul/kernels.h"
 #include "longhaul/ops/cpu/block_scatter.h"
 #include "longhaul/ops/cpu/kernel_table.h"
+#include "longhaul/ops/cpu/operands.h"
 #include "longhaul/ops/indexer_kl_loss/divergence.h"
 
 namespace longhaul::cpu::LONGHAUL_ISA {
@@ -17,24 +18,26 @@ using Args = longhaul_dense_indexer_kl_loss_args;
 template <typename T>
 struct Shared {
   int64_t groups, Q;     // Q = groups * 32
-  int32_t* queries;      // [heads][groups][D / kPack<T>][32]
+  int32_t* queries;      // [heads][groups][D / kPack<Operand<T>>][32]
   float* weights;        // [heads][Q]
   float* scores;         // [L + kTile][Q]: I, then dI
   char* zeros;           // a row
   BlockScatter scatter;  // a block of it is one head
+  Operands<T> keys;
 
-  Shared(const Args& a, Workspace& workspace) : groups(block_lanes(a.S) / kGroup) {
+  Shared(const Args& a, Workspace& workspace)
+      : groups(block_lanes(a.S) / kGroup), keys(a.key, a.L * a.D, workspace) {
     Q = groups * kGroup;
-    queries = workspace.take<int32_t>(a.H * groups * (a.D / kPack<T>)*kGroup);
+    queries = workspace.take<int32_t>(a.H * groups * (a.D / kPack<Operand<T>>)*kGroup);
     weights = workspace.take<float>(a.H * Q);
     scores = workspace.take<float>((a.L + kTile) * Q);
-    zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(T)));
+    zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(Operand<T>)));
     scatter = {};
     if (!a.d_query) return;
     scatter.L = a.L;
     scatter.lanes = Q;
-    scatter.weight_words = Q / kPack<T>;
-    scatter.paired_words = Q / kPack<T> * a.D;
+    scatter.weight_words = Q / kPack<Operand<T>>;
+    scatter.paired_words = Q / kPack<Operand<T>> * a.D;
     scatter.widest = a.D;
     scatter.plan(a.H, omp_get_max_threads());
     scatter.take(workspace, omp_get_max_threads());
@@ -48,7 +51,7 @@ struct Buffers {
   float* sums;       // dq of a head [groups][D / 32][32][32]
 
   Buffers(const Args& a, Workspace& workspace) {
-    weights = workspace.take<int32_t>(kTile / kPack<T> * kGroup);
+    weights = workspace.take<int32_t>(kTile / kPack<Operand<T>> * kGroup);
     sums = workspace.take<float>(a.d_query ? a.D * kBlock : 0);
   }
 };
@@ -56,11 +59,11 @@ struct Buffers {
 template <typename T>
 class Loss {
  public:
-  using Layout = HeadLayout<T, false>;
+  using Layout = HeadLayout<Operand<T>, false>;
 
   Loss(const Args& a, Workspace& workspace)
       : a_(a), shared_(a, workspace), view_(a.first_key, a.last_key, a.S) {
-    std::memset(shared_.zeros, 0, static_cast<size_t>(a.D) * sizeof(T));
+    std::memset(shared_.zeros, 0, static_cast<size_t>(a.D) * sizeof(Operand<T>));
     if (a.d_query) shared_.scatter.clear();
   }
 
@@ -70,6 +73,7 @@ class Loss {
     const int64_t tiles = view_.keys.high > view_.keys.low
                               ? (view_.keys.high - view_.keys.low + kTile - 1) / kTile
                               : 0;
+    shared_.keys.widen();
 #pragma omp for schedule(static)
     for (int64_t h = 0; h < a_.H; ++h) pack(h);
 #pragma omp for schedule(dynamic, 1)
@@ -90,20 +94,21 @@ class Loss {
     return static_cast<const T*>(a_.query) + (g * kGroup * a_.H + h) * a_.D;
   }
   int32_t* packed_of(int64_t h, int g) const {
-    return shared_.queries + (h * shared_.groups + g) * (a_.D / kPack<T>)*kGroup;
+    return shared_.queries + (h * shared_.groups + g) * (a_.D / kPack<Operand<T>>)*kGroup;
   }
   float* weights_of(int64_t h, int g) const { return shared_.weights + h * shared_.Q + g * kGroup; }
   float* scores_of(int64_t key, int g) const {
     return shared_.scores + key * shared_.Q + g * kGroup;
   }
   TileRows rows(int64_t key) const {
-    return {a_.key, a_.D * static_cast<int64_t>(sizeof(T)), key, view_.keys.high, shared_.zeros};
+    return {shared_.keys.get(), a_.D * static_cast<int64_t>(sizeof(Operand<T>)), key,
+            view_.keys.high, shared_.zeros};
   }
 
   void pack(int64_t h) const {
     for (int g = 0; g < shared_.groups; ++g) {
       const int64_t count = view_.queries_of(g);
-      pack_group<T>(query_of(h, g), a_.H * a_.D, count, a_.D, packed_of(h, g));
+      pack_group<Operand<T>>(query_of(h, g), a_.H * a_.D, count, a_.D, packed_of(h, g));
       for (int64_t i = 0; i < kGroup; ++i) {
         weights_of(h, g)[i] = i < count ? a_.weights[(g * kGroup + i) * a_.H + h] : 0;
       }
@@ -131,7 +136,7 @@ class Loss {
     const Floats w[kVectors] = {load(weights_of(h, g)), load(weights_of(h, g) + kLanes)};
     for (int r = 0; r < keys.padded; r += kRows) {
       Floats dots[kRows][kVectors];
-      multiply_group<T>(keys.of + r, packed_of(h, g), a_.D, dots);
+      multiply_group<Operand<T>>(keys.of + r, packed_of(h, g), a_.D, dots);
       for (int i = 0; i < kRows; ++i) {
         for (int v = 0; v < kVectors; ++v) {
           float* at = sums + (r + i) * kGroup + v * kLanes;
@@ -232,7 +237,8 @@ class Loss {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t c = 0; c < chunks; ++c) {
       const int64_t to = a_.L - c * kChunk < kChunk ? a_.L : (c + 1) * kChunk;
-      scatter.template add<T>(0, count, c * kChunk, to, &dk, &offset, 1, a_.D, thread, a_.d_key);
+      scatter.template add<Operand<T>>(0, count, c * kChunk, to, &dk, &offset, 1, a_.D, thread,
+                                       a_.d_key);
     }
   }
 
@@ -241,8 +247,8 @@ class Loss {
     const BlockScatter& scatter = shared_.scatter;
     scatter.ranges[place] = view_.keys;
     const int groups = static_cast<int>(shared_.groups);
-    pair_heads<T>(query_of(h, 0), a_.H * a_.D, static_cast<int>(a_.S), groups * kGroup, a_.D,
-                  scatter.paired_of(place));
+    pair_heads<Operand<T>>(query_of(h, 0), a_.H * a_.D, static_cast<int>(a_.S), groups * kGroup,
+                           a_.D, scatter.paired_of(place));
     std::memset(buffers.sums, 0, static_cast<size_t>(a_.D * shared_.Q) * sizeof(float));
     Floats d_weights[kGroups][kVectors] = {};
     for (int64_t key = view_.keys.low; key < view_.keys.high; key += kTile) {
@@ -254,8 +260,8 @@ class Loss {
           continue;
         }
         add_tile(buffers, h, g, keys, key, weights, d_weights[g]);
-        add_weighted_rows<T>(keys.of, keys.padded, buffers.weights, kGroup, a_.D,
-                             buffers.sums + g * a_.D * kGroup);
+        add_weighted_rows<Operand<T>>(keys.of, keys.padded, buffers.weights, kGroup, a_.D,
+                                      buffers.sums + g * a_.D * kGroup);
       }
     }
     for (int g = 0; g < groups; ++g) store_gradients(buffers, h, g, d_weights[g]);
@@ -268,11 +274,11 @@ class Loss {
     Floats sums[kVectors] = {};
     for (int r = 0; r < keys.padded; r += kRows) {
       Floats dots[kRows][kVectors];
-      multiply_group<T>(keys.of + r, packed_of(h, g), a_.D, dots);
-      for (int i = r; i < r + kRows; i += kPack<T>) {
+      multiply_group<Operand<T>>(keys.of + r, packed_of(h, g), a_.D, dots);
+      for (int i = r; i < r + kRows; i += kPack<Operand<T>>) {
         for (int v = 0; v < kVectors; ++v) {
-          Floats c[kPack<T>];
-          for (int u = 0; u < kPack<T>; ++u) {
+          Floats c[kPack<Operand<T>>];
+          for (int u = 0; u < kPack<Operand<T>>; ++u) {
             const Floats a = max(Floats{}, dots[i - r + u][v]);
             const Floats dI = load(scores_of(key + i + u, g) + v * kLanes);
             sums[v] = fma(dI, a, sums[v]);
@@ -280,7 +286,7 @@ class Loss {
             Layout::store_key_weights(key_weights + (i + u) * shared_.scatter.weight_words,
                                       g * kVectors + v, c[u]);
           }
-          Layout::store_operand(buffers.weights + i / kPack<T> * kGroup + v * kLanes, c);
+          Layout::store_operand(buffers.weights + i / kPack<Operand<T>> * kGroup + v * kLanes, c);
         }
       }
     }
@@ -303,8 +309,8 @@ class Loss {
     float of_query[kGroup];
     for (int v = 0; v < kVectors; ++v) store(of_query + v * kLanes, d_weights[v]);
     for (int64_t i = 0; i < count; ++i) a_.d_weights[at + i * a_.H] = of_query[i];
-    store_sums<T>(buffers.sums + g * a_.D * kGroup, kGroup, static_cast<int>(count), a_.D, kOnes,
-                  static_cast<T*>(a_.d_query) + at * a_.D, a_.H * a_.D);
+    store_sums<Operand<T>>(buffers.sums + g * a_.D * kGroup, kGroup, static_cast<int>(count), a_.D,
+                           kOnes, static_cast<T*>(a_.d_query) + at * a_.D, a_.H * a_.D);
   }
 
   const Args& a_;

@@ -4,7 +4,9 @@
 #include <omp.h>
 
 #include "include/longhaul/kernels.h"
+#include "longhaul/ops/cpu/dtype.h"
 #include "longhaul/ops/cpu/kernel_table.h"
+#include "longhaul/ops/cpu/operands.h"
 #include "longhaul/ops/cpu/tile.h"
 #include "longhaul/ops/cpu/top_k.h"
 #include "longhaul/ops/cpu/workspace.h"
@@ -21,35 +23,39 @@ constexpr int64_t kQueries = 32;   // that share a tile of keys while it is in t
 int64_t padded_heads(const Args& a) { return round_up(a.H, kHeads); }
 
 // What a thread holds for each of the queries that it works on.
+template <typename T>
 struct Buffers {
   int64_t tiles, slots;
   int32_t* keys;     // [tiles][D words][48]
-  int32_t* queries;  // [slots][heads][D words], only where heads are padded
+  int32_t* queries;  // [slots][heads][D words], only where heads are padded or widened
   float* weights;    // [slots][heads], padded with 0
   float* scores;     // [slots][buffer]
   int32_t* indices;  // likewise
 
   Buffers(const Args& a, Workspace& workspace)
       : tiles((a.L + kTile - 1) / kTile), slots(omp_get_max_threads() * kQueries) {
-    const int64_t words = a.dtype == LONGHAUL_FLOAT32 ? a.D : a.D / 2;
-    keys = workspace.take<int32_t>(tiles * kTile * words);
-    queries = workspace.take<int32_t>(a.H == padded_heads(a) ? 0 : slots * padded_heads(a) * words);
+    keys = workspace.take<int32_t>(tiles * kTile * words(a));
+    queries = workspace.take<int32_t>(copied(a) ? slots * padded_heads(a) * words(a) : 0);
     weights = workspace.take<float>(slots * padded_heads(a));
     scores = workspace.take<float>(slots * TopK::buffer_size(a.K));
     indices = workspace.take<int32_t>(slots * TopK::buffer_size(a.K));
   }
+  // Of a head.
+  static int64_t words(const Args& a) { return a.D / kPack<Operand<T>>; }
+  static bool copied(const Args& a) { return kWidened<T> || a.H != padded_heads(a); }
 };
 
 // key [L, D] to [tiles][D words][48]; keys from L on are zero.
 template <typename T>
 void pack_keys(const T* key, int64_t L, int64_t D, int64_t tile, int32_t* out) {
-  const int64_t words = D / kPack<T>;
+  constexpr int kElements = kPack<Operand<T>>;
+  const int64_t words = D / kElements;
   for (int64_t i = 0; i < kTile; ++i) {
     const int64_t s = tile * kTile + i;
     int32_t* to = out + tile * kTile * words + i;
     for (int64_t w = 0; w < words; ++w, to += kTile) {
       if (s < L) {
-        std::memcpy(to, key + s * D + w * kPack<T>, 4);
+        copy_words<Operand<T>, 1>(key + s * D + w * kElements, to);
       } else {
         *to = 0;
       }
@@ -67,7 +73,7 @@ LONGHAUL_INLINE void score_tile(const char* heads, const float* weights, int64_t
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) rows[h] = heads + (h0 + h) * words * 4;
     Floats dots[kHeads][3] = {};
-    multiply_rows<T, false, kHeads, 3>(rows, keys, kTile, words, dots);
+    multiply_rows<Operand<T>, false, kHeads, 3>(rows, keys, kTile, words, dots);
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
       const Floats w = all(weights[h0 + h]);
@@ -81,7 +87,7 @@ LONGHAUL_INLINE void score_tile(const char* heads, const float* weights, int64_t
 // before none.
 LONGHAUL_INLINE Floats comparable(Floats scores) {
   const Floats numbers = max(scores, all(-3.402823466e38F));
-  return Words(scores != scores) ? all(__builtin_inff()) : numbers;
+  return choose(scores != scores, all(__builtin_inff()), numbers);
 }
 
 struct Query {
@@ -91,20 +97,24 @@ struct Query {
 };
 
 // The query's heads and weights, padded in the slot's buffers where that is needed.
-Query prepare(const Args& a, const Buffers& buffers, int64_t row, int64_t slot) {
-  const int64_t padded = padded_heads(a);
-  const int64_t head_bytes = a.D * (a.dtype == LONGHAUL_FLOAT32 ? 4 : 2);
-  Query query = {.heads = static_cast<const char*>(a.query) + row * a.H * head_bytes,
+template <typename T>
+Query prepare(const Args& a, const Buffers<T>& buffers, int64_t row, int64_t slot) {
+  const int64_t padded = padded_heads(a), words = Buffers<T>::words(a);
+  const T* heads = static_cast<const T*>(a.query) + row * a.H * a.D;
+  Query query = {.heads = reinterpret_cast<const char*>(heads),
                  .weights = buffers.weights + slot * padded,
                  .first = a.first_key[row],
                  .last = a.last_key[row]};
   float* weights = buffers.weights + slot * padded;
   for (int64_t h = 0; h < padded; ++h) weights[h] = h < a.H ? a.weights[row * a.H + h] : 0;
-  if (padded != a.H) {
-    char* copy = reinterpret_cast<char*>(buffers.queries) + slot * padded * head_bytes;
-    std::memcpy(copy, query.heads, static_cast<size_t>(a.H * head_bytes));
-    std::memset(copy + a.H * head_bytes, 0, static_cast<size_t>((padded - a.H) * head_bytes));
-    query.heads = copy;
+  if (Buffers<T>::copied(a)) {
+    int32_t* copy = buffers.queries + slot * padded * words;
+    for (int64_t word = 0; word < padded * words; ++word) {
+      copy[word] = 0;
+      if (word >= a.H * words) continue;
+      copy_words<Operand<T>, 1>(heads + word * kPack<Operand<T>>, copy + word);
+    }
+    query.heads = reinterpret_cast<const char*>(copy);
   }
   return query;
 }
@@ -114,7 +124,7 @@ template <typename T>
 LONGHAUL_INLINE void offer_tile(const Args& a, const Query& query, const int32_t* keys,
                                 int64_t tile, TopK& best) {
   Floats scores[3];
-  score_tile<T>(query.heads, query.weights, padded_heads(a), keys, a.D / kPack<T>, scores);
+  score_tile<T>(query.heads, query.weights, padded_heads(a), keys, Buffers<T>::words(a), scores);
   const Words seen_to = all_words(static_cast<int32_t>(query.last));
   const Words not_seen = all_words(static_cast<int32_t>(query.first) - 1);
 #pragma GCC unroll 3
@@ -127,7 +137,7 @@ LONGHAUL_INLINE void offer_tile(const Args& a, const Query& query, const int32_t
 
 // Queries [t0, t1) of row b of the batch: each tile of keys is read once for all of them.
 template <typename T>
-void select_block(const Args& a, const Buffers& buffers, int64_t b, int64_t t0, int64_t t1) {
+void select_block(const Args& a, const Buffers<T>& buffers, int64_t b, int64_t t0, int64_t t1) {
   const int64_t size = TopK::buffer_size(a.K), slot0 = omp_get_thread_num() * kQueries;
   Query queries[kQueries];
   TopK best[kQueries];
@@ -141,7 +151,7 @@ void select_block(const Args& a, const Buffers& buffers, int64_t b, int64_t t0, 
     last = queries[i].last > last ? queries[i].last : last;
   }
   for (int64_t tile = first / kTile; tile * kTile <= last; ++tile) {
-    const int32_t* keys = buffers.keys + tile * kTile * (a.D / kPack<T>);
+    const int32_t* keys = buffers.keys + tile * kTile * Buffers<T>::words(a);
     for (int64_t i = 0; i < t1 - t0; ++i) {
       const bool seen = queries[i].first < (tile + 1) * kTile && queries[i].last >= tile * kTile;
       if (seen) offer_tile<T>(a, queries[i], keys, tile, best[i]);
@@ -156,7 +166,7 @@ void select_block(const Args& a, const Buffers& buffers, int64_t b, int64_t t0, 
 template <typename T>
 void run(const Args& a, void* memory) {
   Workspace workspace(memory);
-  const Buffers buffers(a, workspace);
+  const Buffers<T> buffers(a, workspace);
   const int64_t blocks = (a.S + kQueries - 1) / kQueries;
   for (int64_t b = 0; b < a.B; ++b) {
     const T* key = static_cast<const T*>(a.key) + b * a.L * a.D;
@@ -180,13 +190,15 @@ void run(const Args& a, void* memory) {
 }  // namespace
 
 size_t lightning_indexer_workspace(const Args& a) {
-  Workspace workspace(nullptr);
-  const Buffers buffers(a, workspace);
-  return workspace.bytes();
+  return with_dtype(a.dtype, [&]<typename T>() {
+    Workspace workspace(nullptr);
+    const Buffers<T> buffers(a, workspace);
+    return workspace.bytes();
+  });
 }
 
 void lightning_indexer(const Args& a, void* workspace) {
-  a.dtype == LONGHAUL_FLOAT32 ? run<float>(a, workspace) : run<bf16>(a, workspace);
+  with_dtype(a.dtype, [&]<typename T>() { run<T>(a, workspace); });
 }
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

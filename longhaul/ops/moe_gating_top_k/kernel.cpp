@@ -18,7 +18,7 @@ constexpr int32_t kTaken = INT32_MIN;  // below the key of -inf
 // Integers in the order of the numbers, -0 as 0 and NaN above all, as at::sort has it.
 LONGHAUL_INLINE Words to_keys(Floats x) {
   const Words bits = Words(x + 0.0F), keys = bits ^ ((bits >> 31) & 0x7fffffff);
-  return x != x ? all_words(INT32_MAX) : keys;
+  return choose(x != x, all_words(INT32_MAX), keys);
 }
 int32_t to_key(float x) { return to_keys(all(x))[0]; }
 float from_key(int32_t key) {
@@ -67,14 +67,17 @@ int64_t index_of_largest(const int32_t* keys, int64_t width) {
   Words best = load_words(keys), where = lane_numbers();
   for (int64_t i = kLanes; i < width; i += kLanes) {
     const Words here = load_words(keys + i), larger = here > best;
-    best = larger ? here : best;
-    where = larger ? lane_numbers() + static_cast<int32_t>(i) : where;
+    best = choose(larger, here, best);
+    where = choose(larger, lane_numbers() + static_cast<int32_t>(i), where);
   }
+  int32_t key[kLanes], index[kLanes];
+  store_words(key, best);
+  store_words(index, where);
   int lane = 0;
   for (int i = 1; i < kLanes; ++i) {
-    if (best[i] > best[lane] || (best[i] == best[lane] && where[i] < where[lane])) lane = i;
+    if (key[i] > key[lane] || (key[i] == key[lane] && index[i] < index[lane])) lane = i;
   }
-  return where[lane];
+  return index[lane];
 }
 
 // A group counts as much as its two best experts together.

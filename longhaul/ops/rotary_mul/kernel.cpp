@@ -36,9 +36,8 @@ LONGHAUL_INLINE void load_pairs(const bf16* x, Floats& a, Floats& b) {
   b = Floats(pairs & all_words(-65536));
 }
 LONGHAUL_INLINE void load_pairs(const float* x, Floats& a, Floats& b) {
-  const Words even = lane_numbers() * 2;
-  a = __builtin_shuffle(load(x), load(x + kLanes), even);
-  b = __builtin_shuffle(load(x), load(x + kLanes), even + 1);
+  a = even_lanes(load(x), load(x + kLanes));
+  b = odd_lanes(load(x), load(x + kLanes));
 }
 
 template <bool kStream>
@@ -51,9 +50,12 @@ LONGHAUL_INLINE void put_pairs(bf16* out, const Results<2>& pairs) {
 }
 template <bool kStream>
 LONGHAUL_INLINE void put_pairs(float* out, const Results<2>& pairs) {
-  const Words low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-  put_words<kStream>(out, Words(__builtin_shuffle(pairs.of[0], pairs.of[1], low)));
-  put_words<kStream>(out + kLanes, Words(__builtin_shuffle(pairs.of[0], pairs.of[1], low + 8)));
+  const Floats a = pairs.of[0], b = pairs.of[1];
+  put_words<kStream>(out,
+                     Words(shuffle<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(a, b)));
+  put_words<kStream>(
+      out + kLanes,
+      Words(shuffle<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(a, b)));
 }
 
 template <bool kStream, typename T>

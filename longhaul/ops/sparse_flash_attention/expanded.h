@@ -26,17 +26,19 @@ template <typename T>
 LONGHAUL_INLINE Floats multiply_rows(const char* const* rows, const T* x, int64_t D) {
   constexpr int kRows = 8;  // at once: as many pointers as registers hold
   const int64_t bytes = D * static_cast<int64_t>(sizeof(T));
-  Floats products[kLanes];
+  Floats products[kLanes] = {};
   for (int first = 0; first < kLanes; first += kRows) {
-    Floats sums[kRows] = {};
+    Register sums[kRows] = {};
     const char* row[kRows];
     for (int r = 0; r < kRows; ++r) row[r] = rows[first + r];
-    for (int64_t at = 0; at < bytes; at += 4 * kLanes) {
-      const Words words = load_words(reinterpret_cast<const char*>(x) + at);
+    for (int64_t at = 0; at < bytes; at += 4 * kRegisterLanes) {
+      const auto words = load_as<RegisterWords>(reinterpret_cast<const char*>(x) + at);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) sums[r] = dot<T>(sums[r], load_words(row[r] + at), words);
+      for (int r = 0; r < kRows; ++r) {
+        sums[r] = dot<T>(sums[r], load_as<RegisterWords>(row[r] + at), words);
+      }
     }
-    for (int r = 0; r < kRows; ++r) products[first + r] = sums[r];
+    for (int r = 0; r < kRows; ++r) store_as(&products[first + r], sums[r]);
   }
   return sums_of_lanes(products);
 }
@@ -46,26 +48,20 @@ LONGHAUL_INLINE Floats multiply_rows(const char* const* rows, const T* x, int64_
 template <typename T, int C>
 LONGHAUL_INLINE void add_weighted_columns(const char* const* rows, int keys, const T* weights,
                                           int64_t column, float* sums) {
-  Floats acc[C][2];
+  for (int part = 0; part < kParts; ++part) {
+    Register acc[C][2];
+    load_tile<kLanes>(acc, sums + column + part * kRegisterLanes, kColumns);
+    for (int key = 0; key < keys; key += kPack<T>) {
+      const auto weight = broadcast_word(weights + key);
 #pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) {
-    acc[c][0] = load(sums + column + c * kColumns);
-    acc[c][1] = load(sums + column + c * kColumns + kLanes);
-  }
-  for (int key = 0; key < keys; key += kPack<T>) {
-    const Words weight = broadcast_word(weights + key);
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      Words x[2];
-      load_columns<T>(rows + key, column + c * kColumns, x);
-      acc[c][0] = dot<T>(acc[c][0], x[0], weight);
-      acc[c][1] = dot<T>(acc[c][1], x[1], weight);
+      for (int c = 0; c < C; ++c) {
+        RegisterWords x[2];
+        load_columns<T>(rows + key, column + c * kColumns, part, x);
+        acc[c][0] = dot<T>(acc[c][0], x[0], weight);
+        acc[c][1] = dot<T>(acc[c][1], x[1], weight);
+      }
     }
-  }
-#pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) {
-    store(sums + column + c * kColumns, acc[c][0]);
-    store(sums + column + c * kColumns + kLanes, acc[c][1]);
+    store_tile<kLanes>(acc, sums + column + part * kRegisterLanes, kColumns);
   }
 }
 template <typename T>

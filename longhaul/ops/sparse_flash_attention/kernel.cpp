@@ -19,7 +19,7 @@ constexpr float kMasked = -1e30F;
 // What a thread works in.
 template <typename T, bool kSplit>
 struct Buffers {
-  using Layout = HeadLayout<T, kSplit>;
+  using Layout = HeadLayout<Operand<T>, kSplit>;
 
   int64_t vectors, units;
   KeyList keys;
@@ -38,9 +38,9 @@ struct Buffers {
     query = workspace.take<int32_t>(a.D / Layout::kStep * lanes);
     scores = workspace.take<float>(units * lanes);
     maxima = workspace.take<float>(K / kKeyBlock * lanes);
-    weights = workspace.take<int32_t>(kKeyBlock / kPack<T> * lanes);
+    weights = workspace.take<int32_t>(kKeyBlock / kPack<Operand<T>> * lanes);
     sums = workspace.take<float>(a.V * Layout::heads(a.H));
-    zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(T)));
+    zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(Operand<T>)));
   }
 };
 
@@ -52,21 +52,21 @@ struct Statistics {
 template <typename T, bool kSplit>
 class Forward {
  public:
-  using Layout = HeadLayout<T, kSplit>;
+  using Layout = HeadLayout<Operand<T>, kSplit>;
 
   Forward(const Args& a, Workspace& workspace) : a_(a), buffers_(a, workspace) {}
 
-  void clear() { std::memset(buffers_.zeros, 0, static_cast<size_t>(a_.D) * sizeof(T)); }
+  void clear() { std::memset(buffers_.zeros, 0, static_cast<size_t>(a_.D) * sizeof(Operand<T>)); }
 
   // One query: `row` counts over the batch, `key` is its row of the batch.
-  void attend(int64_t row, const T* key) {
-    const int64_t row_bytes = a_.D * static_cast<int64_t>(sizeof(T));
+  void attend(int64_t row, const Operand<T>* key) {
+    const int64_t row_bytes = a_.D * static_cast<int64_t>(sizeof(Operand<T>));
     const char* base = reinterpret_cast<const char*>(key);
     auto& b = buffers_;
     b.keys.fill(a_.indices + row * a_.K, a_.K);
-    pack_heads<T, kSplit>(static_cast<const T*>(a_.query) + row * a_.H * a_.D, a_.D,
-                          static_cast<int>(a_.H), a_.D, static_cast<int>(b.vectors), b.query,
-                          b.vectors * kLanes);
+    pack_heads<Operand<T>, kSplit>(static_cast<const T*>(a_.query) + row * a_.H * a_.D, a_.D,
+                                   static_cast<int>(a_.H), a_.D, static_cast<int>(b.vectors),
+                                   b.query, b.vectors * kLanes);
     std::memset(b.sums, 0, static_cast<size_t>(a_.V * Layout::heads(a_.H)) * sizeof(float));
     for (int64_t v = 0; v < b.vectors; ++v) stats_.max[v] = all(kMasked), stats_.sum[v] = Floats{};
     for (int64_t from = 0; from < b.keys.size; from += kKeyBlock) {
@@ -91,7 +91,7 @@ class Forward {
       exponentiate(unit0, padded, v);
     }
     const int heads = static_cast<int>(Layout::heads(a_.H));
-    add_weighted_rows<T>(rows, padded, b.weights, heads, a_.V, b.sums);
+    add_weighted_rows<Operand<T>>(rows, padded, b.weights, heads, a_.V, b.sums);
   }
 
   // Scores of `padded` keys, those from `count` on masked.
@@ -102,7 +102,8 @@ class Forward {
     for (int r = 0; r < padded; r += 8) {
       for (int64_t v = 0; v < b.vectors; ++v) {
         Floats dots[8][1] = {};
-        multiply_rows<T, kSplit, 8, 1, 2>(rows + r, b.query + v * kLanes, stride, steps, dots);
+        multiply_rows<Operand<T>, kSplit, 8, 1, 2>(rows + r, b.query + v * kLanes, stride, steps,
+                                                   dots);
         for (int i = 0; i < 8; i += Layout::kKeysInUnit) {
           const int64_t unit = unit0 + (r + i) / Layout::kKeysInUnit;
           const Floats unit_dots = Layout::unit(&dots[i][0]);
@@ -142,7 +143,7 @@ class Forward {
   void exponentiate(int64_t unit0, int padded, int64_t v) {
     auto& b = buffers_;
     const int64_t heads = Layout::heads(a_.H);
-    constexpr int kUnits = Layout::kUnitsInWord;
+    constexpr int kUnits = Layout::kUnitsAtOnce;
     for (int i = 0; i < padded / Layout::kKeysInUnit; i += kUnits) {
       Floats e[kUnits];
       for (int u = 0; u < kUnits; ++u) {
@@ -151,7 +152,8 @@ class Forward {
         stats_.sum[v] += e[u];
         store(at, e[u]);
       }
-      Layout::store_operand(b.weights + i / kUnits * heads + v * Layout::kHeads, e);
+      Layout::store_operand(
+          b.weights + i * Layout::kKeysInUnit / kPack<Operand<T>> * heads + v * Layout::kHeads, e);
     }
   }
 
@@ -172,8 +174,8 @@ class Forward {
         a_.softmax_sum[row * a_.H + h] = sum;
       }
     }
-    store_sums<T>(b.sums, static_cast<int>(Layout::heads(a_.H)), static_cast<int>(a_.H), a_.V,
-                  inverse, static_cast<T*>(a_.out) + row * a_.H * a_.V, a_.V);
+    store_sums<Operand<T>>(b.sums, static_cast<int>(Layout::heads(a_.H)), static_cast<int>(a_.H),
+                           a_.V, inverse, static_cast<T*>(a_.out) + row * a_.H * a_.V, a_.V);
     if (a_.head_sum) store_head_sum(a_.head_sum + row * a_.K, inverse);
   }
 
@@ -216,21 +218,26 @@ struct Run {
   }
 
   static size_t workspace(const Args& a) {
-    return thread_bytes(a) * static_cast<size_t>(omp_get_max_threads());
+    Workspace shared(nullptr);
+    const Operands<T> keys(a.key, a.B * a.L * a.D, shared);
+    return shared.bytes() + thread_bytes(a) * static_cast<size_t>(omp_get_max_threads());
   }
 
   static void run(const Args& a, void* memory) {
+    Workspace shared(memory);
+    const Operands<T> keys(a.key, a.B * a.L * a.D, shared);
+    char* rest = static_cast<char*>(memory) + shared.bytes();
     const size_t bytes = thread_bytes(a);
 #pragma omp parallel
     {
       const FlushDenormals flush;
-      Workspace workspace(static_cast<char*>(memory) +
-                          bytes * static_cast<size_t>(omp_get_thread_num()));
+      Workspace workspace(rest + bytes * static_cast<size_t>(omp_get_thread_num()));
       Forward<T, kSplit> forward(a, workspace);
       forward.clear();
+      keys.widen();
 #pragma omp for schedule(dynamic, 16)
       for (int64_t row = 0; row < a.B * a.S; ++row) {
-        forward.attend(row, static_cast<const T*>(a.key) + row / a.S * a.L * a.D);
+        forward.attend(row, keys.get() + row / a.S * a.L * a.D);
       }
     }
   }

@@ -67,7 +67,7 @@ class Forward {
       add_weighted_rows(rows, static_cast<int>(round_up(count, kPack<T>)), weights_ + from, a_.V,
                         sums_);
     }
-    store_sums(sums_, 1, 1, a_.V, &inverse, static_cast<T*>(a_.out) + at * a_.V, a_.V);
+    store_sums<T>(sums_, 1, 1, a_.V, &inverse, static_cast<T*>(a_.out) + at * a_.V, a_.V);
     if (a_.head_sum) add_to_head_sum(a_.head_sum + row * a_.K, h, inverse);
   }
 

@@ -84,7 +84,7 @@ class Backward {
       }
     }
     constexpr float kOne = 1;
-    store_sums(query_sums_, 1, 1, a_.D, &kOne, static_cast<T*>(args_.d_query) + at * a_.D, a_.D);
+    store_sums<T>(query_sums_, 1, 1, a_.D, &kOne, static_cast<T*>(args_.d_query) + at * a_.D, a_.D);
   }
 
   // Log-sum-exp in base 2, delta, and the vectors that are added to the keys' gradients.

@@ -16,7 +16,7 @@ using Args = longhaul_sparse_attention_grad_args;
 // What a thread works in during the first phase.
 template <typename T, bool kSplit>
 struct Buffers {
-  using Layout = HeadLayout<T, kSplit>;
+  using Layout = HeadLayout<Operand<T>, kSplit>;
 
   int32_t* packed;   // for each vector of heads [V steps][q, d_out][16], then [D - V steps][16]
   int32_t* weights;  // dS of a block as operands
@@ -26,17 +26,17 @@ struct Buffers {
   Buffers(const longhaul_sparse_attention_args& a, Workspace& workspace) {
     const int64_t vectors = Layout::vectors(a.H);
     packed = workspace.take<int32_t>(vectors * kLanes * (a.D + a.V) / Layout::kStep);
-    weights = workspace.take<int32_t>(kKeyBlock / kPack<T> * vectors * kLanes);
+    weights = workspace.take<int32_t>(kKeyBlock / kPack<Operand<T>> * vectors * kLanes);
     sums = workspace.take<float>(a.D * Layout::heads(a.H));
-    zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(T)));
+    zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(Operand<T>)));
   }
 };
 
 // A query's dS and P at each key lie one after the other: the words of 2 x heads.
 template <typename T, bool kSplit>
 RowScatter plan_scatter(const longhaul_sparse_attention_args& a, Workspace& workspace) {
-  const int heads = static_cast<int>(HeadLayout<T, kSplit>::heads(a.H));
-  const int words = heads / kPack<T>;
+  const int heads = static_cast<int>(HeadLayout<Operand<T>, kSplit>::heads(a.H));
+  const int words = heads / kPack<Operand<T>>;
   RowScatter scatter = {};
   scatter.K = a.K;
   scatter.D = a.D;
@@ -54,15 +54,15 @@ RowScatter plan_scatter(const longhaul_sparse_attention_args& a, Workspace& work
 template <typename T, bool kSplit>
 class Backward {
  public:
-  using Layout = HeadLayout<T, kSplit>;
+  using Layout = HeadLayout<Operand<T>, kSplit>;
 
   Backward(const Args& args, Workspace& workspace)
       : args_(args), a_(args.forward), buffers_(a_, workspace) {}
 
-  void clear() { std::memset(buffers_.zeros, 0, static_cast<size_t>(a_.D) * sizeof(T)); }
+  void clear() { std::memset(buffers_.zeros, 0, static_cast<size_t>(a_.D) * sizeof(Operand<T>)); }
 
   // First phase of one query; `place` is its number in the superblock.
-  void differentiate(int64_t row, const T* key, const RowScatter& scatter, int64_t place) {
+  void differentiate(int64_t row, const Operand<T>* key, const RowScatter& scatter, int64_t place) {
     const T* query = static_cast<const T*>(a_.query) + row * a_.H * a_.D;
     const T* d_out = static_cast<const T*>(args_.d_out) + row * a_.H * a_.V;
     KeyList keys = scatter.key_list(place);
@@ -72,11 +72,11 @@ class Backward {
     load_statistics(row, d_out);
     const int H = static_cast<int>(a_.H), heads = static_cast<int>(Layout::heads(a_.H));
     int32_t* paired = scatter.paired + place * scatter.paired_words;
-    pair_heads<T>(query, a_.D, H, heads, a_.D, paired + scatter.term_offsets[0]);
-    pair_heads<T>(d_out, a_.V, H, heads, a_.V, paired + scatter.term_offsets[1]);
+    pair_heads<Operand<T>>(query, a_.D, H, heads, a_.D, paired + scatter.term_offsets[0]);
+    pair_heads<Operand<T>>(d_out, a_.V, H, heads, a_.V, paired + scatter.term_offsets[1]);
 
     const char* base = reinterpret_cast<const char*>(key);
-    const int64_t row_bytes = a_.D * static_cast<int64_t>(sizeof(T));
+    const int64_t row_bytes = a_.D * static_cast<int64_t>(sizeof(Operand<T>));
     std::memset(buffers_.sums, 0, static_cast<size_t>(a_.D * heads) * sizeof(float));
     for (int64_t from = 0; from < keys.size; from += kKeyBlock) {
       const char* rows[kKeyBlock];
@@ -89,10 +89,10 @@ class Backward {
                    scatter.weights_of(place) + (from + r) * scatter.weight_words, heads);
         }
       }
-      add_weighted_rows<T>(rows, padded, buffers_.weights, heads, a_.D, buffers_.sums);
+      add_weighted_rows<Operand<T>>(rows, padded, buffers_.weights, heads, a_.D, buffers_.sums);
     }
-    store_sums<T>(buffers_.sums, heads, H, a_.D, ones_,
-                  static_cast<T*>(args_.d_query) + row * a_.H * a_.D, a_.D);
+    store_sums<Operand<T>>(buffers_.sums, heads, H, a_.D, ones_,
+                           static_cast<T*>(args_.d_query) + row * a_.H * a_.D, a_.D);
   }
 
  private:
@@ -103,10 +103,11 @@ class Backward {
       const int64_t h0 = v * Layout::kHeads, left = a_.H - h0;
       const int heads = static_cast<int>(left < Layout::kHeads ? left : Layout::kHeads);
       const T* q = query + h0 * a_.D;
-      pack_heads<T, kSplit>(q, a_.D, heads, a_.V, 1, to, 2 * kLanes);
-      pack_heads<T, kSplit>(d_out + h0 * a_.V, a_.V, heads, a_.V, 1, to + kLanes, 2 * kLanes);
-      pack_heads<T, kSplit>(q + a_.V, a_.D, heads, a_.D - a_.V, 1, to + V_steps * 2 * kLanes,
-                            kLanes);
+      pack_heads<Operand<T>, kSplit>(q, a_.D, heads, a_.V, 1, to, 2 * kLanes);
+      pack_heads<Operand<T>, kSplit>(d_out + h0 * a_.V, a_.V, heads, a_.V, 1, to + kLanes,
+                                     2 * kLanes);
+      pack_heads<Operand<T>, kSplit>(q + a_.V, a_.D, heads, a_.D - a_.V, 1,
+                                     to + V_steps * 2 * kLanes, kLanes);
     }
   }
 
@@ -136,16 +137,17 @@ class Backward {
     const int64_t V_steps = a_.V / Layout::kStep, R_steps = (a_.D - a_.V) / Layout::kStep;
     const int32_t* packed = buffers_.packed + v * (2 * V_steps + R_steps) * kLanes;
     Floats dots[8][2] = {};
-    multiply_rows<T, kSplit, 8, 2>(rows, packed, 2 * kLanes, V_steps, dots);
+    multiply_rows<Operand<T>, kSplit, 8, 2>(rows, packed, 2 * kLanes, V_steps, dots);
     const char* rest[8];
     Floats scores[8][1];
     for (int i = 0; i < 8; ++i) {
-      rest[i] = rows[i] + a_.V * static_cast<int64_t>(sizeof(T));
+      rest[i] = rows[i] + a_.V * static_cast<int64_t>(sizeof(Operand<T>));
       scores[i][0] = dots[i][0];
     }
-    multiply_rows<T, kSplit, 8, 1, 2>(rest, packed + 2 * V_steps * kLanes, kLanes, R_steps, scores);
+    multiply_rows<Operand<T>, kSplit, 8, 1, 2>(rest, packed + 2 * V_steps * kLanes, kLanes, R_steps,
+                                               scores);
 
-    constexpr int kKeys = Layout::kKeysInUnit, kUnits = Layout::kUnitsInWord;
+    constexpr int kKeys = Layout::kKeysInUnit, kUnits = Layout::kUnitsAtOnce;
     const Floats scale2 = all(a_.scale * kLog2E), scale = all(a_.scale);
     for (int i = 0; i < 8; i += kKeys * kUnits) {
       Floats dS[kUnits];
@@ -156,9 +158,11 @@ class Backward {
         const Floats p = select(Layout::keys_before(count - at),
                                 exp2(fma(Layout::unit(s), scale2, -lse_[v])), Floats{});
         dS[u] = p * (Layout::unit(d_values) - delta_[v]) * scale;
-        Layout::store_key_weights(key_weights + at * 2 * heads / kPack<T>, v, heads, dS[u], p);
+        Layout::store_key_weights(key_weights + at * 2 * heads / kPack<Operand<T>>, v, heads, dS[u],
+                                  p);
       }
-      Layout::store_operand(buffers_.weights + (r + i) / kPack<T> * heads + v * Layout::kHeads, dS);
+      Layout::store_operand(
+          buffers_.weights + (r + i) / kPack<Operand<T>> * heads + v * Layout::kHeads, dS);
     }
   }
 
@@ -178,8 +182,10 @@ struct Run {
   }
 
   static size_t workspace(const Args& args) {
+    const auto& a = args.forward;
     Workspace shared(nullptr);
-    plan_scatter<T, kSplit>(args.forward, shared);
+    plan_scatter<T, kSplit>(a, shared);
+    const Operands<T> keys(a.key, a.B * a.L * a.D, shared);
     return shared.bytes() + thread_bytes(args) * static_cast<size_t>(omp_get_max_threads());
   }
 
@@ -187,6 +193,7 @@ struct Run {
     const auto& a = args.forward;
     Workspace shared(memory);
     const RowScatter scatter = plan_scatter<T, kSplit>(a, shared);
+    const Operands<T> keys(a.key, a.B * a.L * a.D, shared);
     char* rest = static_cast<char*>(memory) + shared.bytes();
     const size_t bytes = thread_bytes(args);
 #pragma omp parallel
@@ -196,12 +203,14 @@ struct Run {
       Workspace own(rest + bytes * static_cast<size_t>(thread));
       Backward<T, kSplit> backward(args, own);
       backward.clear();
+      keys.widen();
       for (int64_t b = 0; b < a.B; ++b) {
-        const T* key = static_cast<const T*>(a.key) + b * a.L * a.D;
+        const Operand<T>* key = keys.get() + b * a.L * a.D;
         const auto differentiate = [&](int64_t t, int64_t place) {
           backward.differentiate(b * a.S + t, key, scatter, place);
         };
-        scatter.run(a.S, a.L, thread, differentiate, static_cast<T*>(args.d_key) + b * a.L * a.D);
+        scatter.run<Operand<T>>(a.S, a.L, thread, differentiate,
+                                static_cast<T*>(args.d_key) + b * a.L * a.D);
       }
     }
   }

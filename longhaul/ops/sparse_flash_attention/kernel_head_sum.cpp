@@ -16,7 +16,7 @@ using Args = longhaul_sparse_attention_args;
 // What a thread works in.
 template <typename T, bool kSplit>
 struct Buffers {
-  using Layout = HeadLayout<T, kSplit>;
+  using Layout = HeadLayout<Operand<T>, kSplit>;
 
   KeyList keys;
   int32_t* query;  // [D steps][vectors][16]
@@ -27,28 +27,29 @@ struct Buffers {
     keys.keys = workspace.take<int32_t>(room);
     keys.slots = workspace.take<int32_t>(room);
     query = workspace.take<int32_t>(a.D / Layout::kStep * Layout::vectors(a.H) * kLanes);
-    zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(T)));
+    zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(Operand<T>)));
   }
 };
 
 template <typename T, bool kSplit>
 class HeadSum {
  public:
-  using Layout = HeadLayout<T, kSplit>;
+  using Layout = HeadLayout<Operand<T>, kSplit>;
 
   HeadSum(const Args& a, Workspace& workspace) : a_(a), buffers_(a, workspace) {}
 
-  void clear() { std::memset(buffers_.zeros, 0, static_cast<size_t>(a_.D) * sizeof(T)); }
+  void clear() { std::memset(buffers_.zeros, 0, static_cast<size_t>(a_.D) * sizeof(Operand<T>)); }
 
   // One query: `row` counts over the batch, `key` is its row of the batch.
-  void add_heads(int64_t row, const T* key) {
-    const int64_t row_bytes = a_.D * static_cast<int64_t>(sizeof(T)), lanes = vectors() * kLanes;
+  void add_heads(int64_t row, const Operand<T>* key) {
+    const int64_t row_bytes = a_.D * static_cast<int64_t>(sizeof(Operand<T>)),
+                  lanes = vectors() * kLanes;
     const char* base = reinterpret_cast<const char*>(key);
     KeyList& keys = buffers_.keys;
     keys.fill(a_.indices + row * a_.K, a_.K);
-    pack_heads<T, kSplit>(static_cast<const T*>(a_.query) + row * a_.H * a_.D, a_.D,
-                          static_cast<int>(a_.H), a_.D, static_cast<int>(vectors()), buffers_.query,
-                          lanes);
+    pack_heads<Operand<T>, kSplit>(static_cast<const T*>(a_.query) + row * a_.H * a_.D, a_.D,
+                                   static_cast<int>(a_.H), a_.D, static_cast<int>(vectors()),
+                                   buffers_.query, lanes);
     Layout::load_lse(a_.softmax_max + row * a_.H, a_.softmax_sum + row * a_.H, a_.H, lse_);
     float* out = a_.head_sum + row * a_.K;
     for (int64_t i = 0; i < a_.K; ++i) out[i] = 0;
@@ -75,8 +76,8 @@ class HeadSum {
     for (int64_t v = 0; v < vectors(); ++v) {
       for (int r = 0; r < kLanes; r += 8) {
         Floats dots[8][1] = {};
-        multiply_rows<T, kSplit, 8, 1, 2>(rows + r, buffers_.query + v * kLanes, vectors() * kLanes,
-                                          a_.D / Layout::kStep, dots);
+        multiply_rows<Operand<T>, kSplit, 8, 1, 2>(rows + r, buffers_.query + v * kLanes,
+                                                   vectors() * kLanes, a_.D / Layout::kStep, dots);
         for (int i = 0; i < 8; i += Layout::kKeysInUnit) {
           units[(r + i) / Layout::kKeysInUnit] +=
               exp2(fma(Layout::unit(&dots[i][0]), scale2, -lse_[v]));
@@ -100,17 +101,20 @@ size_t thread_bytes(const Args& a) {
 
 template <typename T, bool kSplit>
 void run(const Args& a, void* memory) {
+  Workspace shared(memory);
+  const Operands<T> keys(a.key, a.B * a.L * a.D, shared);
+  char* rest = static_cast<char*>(memory) + shared.bytes();
   const size_t bytes = thread_bytes<T, kSplit>(a);
 #pragma omp parallel
   {
     const FlushDenormals flush;
-    Workspace workspace(static_cast<char*>(memory) +
-                        bytes * static_cast<size_t>(omp_get_thread_num()));
+    Workspace workspace(rest + bytes * static_cast<size_t>(omp_get_thread_num()));
     HeadSum<T, kSplit> sum(a, workspace);
     sum.clear();
+    keys.widen();
 #pragma omp for schedule(dynamic, 16)
     for (int64_t row = 0; row < a.B * a.S; ++row) {
-      sum.add_heads(row, static_cast<const T*>(a.key) + row / a.S * a.L * a.D);
+      sum.add_heads(row, keys.get() + row / a.S * a.L * a.D);
     }
   }
 }
@@ -119,7 +123,9 @@ void run(const Args& a, void* memory) {
 
 size_t sparse_attention_head_sum_workspace(const Args& a) {
   return with_layout(a.dtype, a.H, [&]<typename T, bool kSplit>() {
-    return thread_bytes<T, kSplit>(a) * static_cast<size_t>(omp_get_max_threads());
+    Workspace shared(nullptr);
+    const Operands<T> keys(a.key, a.B * a.L * a.D, shared);
+    return shared.bytes() + thread_bytes<T, kSplit>(a) * static_cast<size_t>(omp_get_max_threads());
   });
 }
 

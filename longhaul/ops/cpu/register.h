@@ -1,0 +1,67 @@
+// What fits one register of the instruction set, for inner loops whose sums must not lie in memory.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE__)
+#include <immintrin.h>
+#endif
+
+#define LONGHAUL_INLINE inline __attribute__((always_inline))
+
+// Inner loops that use all registers. Of sixteen GCC leaves none to what it inlines around them.
+#if defined(__AVX512F__)
+#define LONGHAUL_TILE LONGHAUL_INLINE
+#else
+#define LONGHAUL_TILE __attribute__((noinline))
+#endif
+
+namespace longhaul::cpu::LONGHAUL_ISA {
+
+constexpr int kLanes = 16;  // of the vectors of simd.h
+
+#if defined(__AVX512F__)
+constexpr int kRegisterLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kRegisterLanes = 8;
+#else
+constexpr int kRegisterLanes = 4;
+#endif
+constexpr int kParts = kLanes / kRegisterLanes;  // registers of such a vector
+
+using Register = float __attribute__((vector_size(4 * kRegisterLanes), may_alias));
+using RegisterWords = int32_t __attribute__((vector_size(4 * kRegisterLanes), may_alias));
+
+template <typename V>
+LONGHAUL_INLINE V load_as(const void* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <typename V>
+LONGHAUL_INLINE void store_as(void* p, V v) {
+  std::memcpy(p, &v, sizeof v);
+}
+
+// The word at p in all lanes; the two words at p in turn. AVX2's by intrinsics: GCC would shift and
+// mask the word before it is in all lanes, outside of the vector registers.
+LONGHAUL_INLINE RegisterWords broadcast_word(const void* p) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return RegisterWords(_mm256_broadcast_ss(static_cast<const float*>(p)));
+#else
+  return RegisterWords{} + load_as<int32_t>(p);
+#endif
+}
+LONGHAUL_INLINE RegisterWords broadcast_pair(const void* p) {
+#if defined(__AVX512F__)
+  return RegisterWords(_mm512_castpd_si512(_mm512_set1_pd(load_as<double>(p))));
+#elif defined(__AVX2__)
+  return RegisterWords(_mm256_broadcast_sd(static_cast<const double*>(p)));
+#else
+  using Pairs = int64_t __attribute__((vector_size(4 * kRegisterLanes)));
+  return RegisterWords(Pairs{} + load_as<int64_t>(p));
+#endif
+}
+
+}  // namespace longhaul::cpu::LONGHAUL_ISA
