@@ -256,6 +256,9 @@ LONGHAUL_INLINE void store_rounded(bf16* p, Floats v) {
 #if defined(__AVX512BF16__)
   const __m256bh bits = _mm512_cvtneps_pbh(v);
   std::memcpy(p, &bits, sizeof bits);
+#elif defined(__AVX512F__)
+  const __m256i bits = _mm512_cvtepi32_epi16(__m512i(rounded_bits(v) >> 16));
+  std::memcpy(p, &bits, sizeof bits);
 #else
   using Halves = int16_t __attribute__((vector_size(2 * kRegisterLanes)));
   const Words bits = rounded_bits(v) >> 16;
