@@ -126,8 +126,8 @@ LONGHAUL_TILE void add_product_tile(const char* const* rows, const int32_t* pack
 }
 
 // acc[r][c] += sum over `steps` of packed[step * stride + c] . rows[r][step], as in
-// multiply_tile(), in tiles that the registers hold: of AVX-512's 32 the whole. So many steps at a
-// time that the first cache keeps their columns for all rows.
+// multiply_tile(), in tiles that the registers hold: of AVX-512's 32 the whole, with kSets. So many
+// steps at a time that the first cache keeps their columns for all rows.
 template <typename T, bool kSplit, int R, int C, int kSets = 1>
 LONGHAUL_INLINE void multiply_rows(const char* const* rows, const int32_t* packed, int64_t stride,
                                    int64_t steps, Floats (&acc)[R][C]) {
