@@ -193,6 +193,7 @@ void run_dense_loss(const Shape& s, Arrays& arrays) {
   const int64_t S = s.S * s.B, Q = (S + 31) / 32 * 32;
   const bool by_head = arrays.random()() % 2, gradients = arrays.random()() % 4 != 0;
   const int64_t heads = by_head ? s.H : 1;
+  const int64_t stride = s.L * s.D + static_cast<int64_t>(arrays.random()() % 4);
   const Visible visible(S, s.L, arrays.random());
   const longhaul_attention_head_sum_args sum = {.dtype = s.dtype,
                                                 .S = S,
@@ -200,10 +201,10 @@ void run_dense_loss(const Shape& s, Arrays& arrays) {
                                                 .H = s.H,
                                                 .D = s.D,
                                                 .key_heads = heads,
-                                                .key_head_stride = s.L * s.D,
+                                                .key_head_stride = stride,
                                                 .scale = 0.2F,
                                                 .query = arrays.numbers(s.dtype, S * s.H * s.D),
-                                                .key = arrays.numbers(s.dtype, heads * s.L * s.D),
+                                                .key = arrays.numbers(s.dtype, heads * stride),
                                                 .softmax_max = arrays.floats(S * s.H, 2, 3),
                                                 .softmax_sum = arrays.floats(S * s.H, 1, 9),
                                                 .first_key = visible.first.data(),

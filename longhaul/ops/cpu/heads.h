@@ -3,7 +3,7 @@
 #pragma once
 
 #include "include/longhaul/kernels.h"
-#include "longhaul/ops/cpu/operands.h"
+#include "longhaul/ops/cpu/dtype.h"
 #include "longhaul/ops/cpu/tile.h"
 
 namespace longhaul::cpu::LONGHAUL_ISA {
@@ -97,7 +97,7 @@ struct HeadLayout {
     }
   }
 
-  // kUnitsAtOnce units as words of add_weighted_rows: a word of each head.
+  // kUnitsAtOnce units as words of add_weighted_rows, one or, key after key, two of each head.
   static LONGHAUL_INLINE void store_operand(int32_t* out, const Floats* units) {
     if constexpr (sizeof(T) == 4) {
       store(out, kSplit ? evens_first(units[0]) : units[0]);
@@ -112,10 +112,9 @@ struct HeadLayout {
 // Calls f<T, kSplit>() for the layout of H heads of the dtype.
 template <typename F>
 auto with_layout(longhaul_dtype dtype, int64_t H, const F& f) {
-  if (dtype == LONGHAUL_FLOAT32) {
-    return H <= 8 ? f.template operator()<float, true>() : f.template operator()<float, false>();
-  }
-  return H <= 8 ? f.template operator()<bf16, true>() : f.template operator()<bf16, false>();
+  return with_dtype(dtype, [&]<typename T>() {
+    return H <= 8 ? f.template operator()<T, true>() : f.template operator()<T, false>();
+  });
 }
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -17,33 +17,42 @@ using Operand = float;
 template <typename T>
 constexpr bool kWidened = sizeof(T) != sizeof(Operand<T>);
 
-// A tensor of `count` elements, a multiple of 16, as operands.
+// Elements of a tensor as operands: runs of as many, a multiple of 16, that lie `stride` elements
+// apart; widened they lie one behind the other.
 template <typename T>
 class Operands {
  public:
-  Operands(const void* x, int64_t count, Workspace& workspace)
+  Operands(const void* x, int64_t runs, int64_t length, int64_t stride, Workspace& workspace)
       : x_(static_cast<const T*>(x)),
-        count_(count),
-        widened_(workspace.take<float>(kWidened<T> ? count : 0)) {}
+        runs_(runs),
+        length_(length),
+        stride_(stride),
+        widened_(workspace.take<float>(kWidened<T> ? runs * length : 0)) {}
+  Operands(const void* x, int64_t count, Workspace& workspace)
+      : Operands(x, 1, count, 0, workspace) {}
 
   // On all threads of the enclosing parallel region; ends with a barrier if it does anything.
   void widen() const {
     if constexpr (kWidened<T>) {
+      const int64_t vectors = length_ / kLanes;
 #pragma omp for schedule(static)
-      for (int64_t i = 0; i < count_; i += kLanes) store(widened_ + i, load_as_floats(x_ + i));
+      for (int64_t i = 0; i < runs_ * vectors; ++i) {
+        const T* from = x_ + i / vectors * stride_ + i % vectors * kLanes;
+        store(widened_ + i * kLanes, load_as_floats(from));
+      }
     }
   }
-  const Operand<T>* get() const {
+  const Operand<T>* get(int64_t run = 0) const {
     if constexpr (kWidened<T>) {
-      return widened_;
+      return widened_ + run * length_;
     } else {
-      return x_;
+      return x_ + run * stride_;
     }
   }
 
  private:
   const T* x_;
-  int64_t count_;
+  int64_t runs_, length_, stride_;
   float* widened_;
 };
 

@@ -1,7 +1,7 @@
 // The blocking of dense attention: queries of one head lie on the lanes, so that maxima, sums and
 // probabilities are vertical and nothing is wasted whatever the number of heads. A group is the 32
-// queries of two vectors, one register tile wide; a block is up to four groups, which share a tile
-// of keys while it is in the cache. Keys that a group does not see are skipped.
+// queries of two vectors; a block is up to four groups, which share a tile of keys while it is in
+// the cache. Keys that a group does not see are skipped.
 #pragma once
 
 #include "longhaul/ops/cpu/dtype.h"
@@ -15,7 +15,7 @@ constexpr int kGroup = kVectors * kLanes;     // queries
 constexpr int kGroups = 4;                    // of a block
 constexpr int64_t kBlock = kGroups * kGroup;  // queries
 constexpr int kTile = 64;                     // keys
-constexpr int kRows = 8;                      // keys of a register tile
+constexpr int kRows = 8;                      // keys that are multiplied at a time
 constexpr float kMasked = -1e30F;             // finite: a row without keys gives no NaN
 
 // The queries of a sequence of S, filled up to whole groups, as far as one block goes.

@@ -44,11 +44,11 @@ LONGHAUL_INLINE void store_as(void* p, V v) {
   std::memcpy(p, &v, sizeof v);
 }
 
-// The word at p in all lanes; the two words at p in turn. AVX2's by intrinsics: GCC would shift and
-// mask the word before it is in all lanes, outside of the vector registers.
+// The word at p in all lanes; the two words at p in turn. On AVX2 as floats: GCC would shift and
+// mask an integer before it is in all lanes, outside of the vector registers.
 LONGHAUL_INLINE RegisterWords broadcast_word(const void* p) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  return RegisterWords(_mm256_broadcast_ss(static_cast<const float*>(p)));
+  return RegisterWords(_mm256_set1_ps(load_as<float>(p)));
 #else
   return RegisterWords{} + load_as<int32_t>(p);
 #endif
@@ -57,10 +57,21 @@ LONGHAUL_INLINE RegisterWords broadcast_pair(const void* p) {
 #if defined(__AVX512F__)
   return RegisterWords(_mm512_castpd_si512(_mm512_set1_pd(load_as<double>(p))));
 #elif defined(__AVX2__)
-  return RegisterWords(_mm256_broadcast_sd(static_cast<const double*>(p)));
+  return RegisterWords(_mm256_set1_pd(load_as<double>(p)));
 #else
   using Pairs = int64_t __attribute__((vector_size(4 * kRegisterLanes)));
   return RegisterWords(Pairs{} + load_as<int64_t>(p));
+#endif
+}
+
+// a b + c, rounded once where there is an instruction for it.
+LONGHAUL_INLINE Register fma(Register a, Register b, Register c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
 #endif
 }
 

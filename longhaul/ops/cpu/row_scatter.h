@@ -29,7 +29,7 @@ struct RowScatter {
   int32_t* paired;   // [queries][paired_words]
   float* sums;       // [L][D], of one row of the batch
   int32_t* no_weights;
-  float* no_row;  // [threads][D]: where rows that are not there are added up
+  float* no_row;  // [threads][kRowsAtOnce][D]: where rows that are not there are added up
 
   // Superblocks and chunks by what a level of cache holds: the weights of a superblock 8 MiB, the
   // sums of a chunk 640 KiB.

@@ -5,10 +5,6 @@
 #include "include/longhaul/kernels.h"
 #include "longhaul/ops/cpu/simd.h"
 
-#if defined(__SSE__)
-#include <immintrin.h>
-#endif
-
 namespace longhaul::cpu::LONGHAUL_ISA {
 
 // How many elements of a vector there are: all, or the first few of the last one of a row.

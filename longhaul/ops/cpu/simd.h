@@ -1,7 +1,8 @@
 // Sixteen fp32 lanes on any x86, for the kernels of this folder. A source that includes this is
 // compiled once for each instruction set (see isa.h), each time into a namespace of its own: what
-// is not a single instruction somewhere is written out here, and nothing else in the kernels knows
-// the instruction set. Vectors are GCC's, so + - * / and comparisons are the language's.
+// is not a single instruction somewhere is written out here and in register.h. Beside these only
+// the sizes of tiles and a few orders of lanes (tile.h) depend on the instruction set. + - * / and
+// comparisons are operators, of GCC's vectors or of class Wide.
 //
 // A 32-bit word holds one fp32 or a pair of bf16; dot<T> multiplies word by word and adds up in
 // fp32, so that kernels are the same for both dtypes: kPack<T> elements a word.
@@ -68,17 +69,14 @@ template <int... kFrom, typename V>
 LONGHAUL_INLINE V shuffle(V a, V b) {
   return __builtin_shuffle(a, b, Words{kFrom...});
 }
-LONGHAUL_INLINE Floats to_floats(Words x) { return __builtin_convertvector(x, Floats); }
 LONGHAUL_INLINE Words logical_shift_right(Words x, int bits) {
   using Unsigned = uint32_t __attribute__((vector_size(64)));
   return Words(Unsigned(x) >> bits);
 }
 // Kept from becoming part of a fused multiply-add.
 LONGHAUL_INLINE Floats barrier(Floats x) { return __builtin_assoc_barrier(x); }
-LONGHAUL_INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 // NaN in b goes through, as in x86's instruction.
 LONGHAUL_INLINE Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
-LONGHAUL_INLINE Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 LONGHAUL_INLINE Mask greater(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 LONGHAUL_INLINE Mask at_most(Words a, Words b) {
   return _mm512_cmple_epi32_mask(__m512i(a), __m512i(b));
@@ -86,12 +84,6 @@ LONGHAUL_INLINE Mask at_most(Words a, Words b) {
 // a where the mask is set, else b.
 LONGHAUL_INLINE Floats select(Mask m, Floats a, Floats b) {
   return _mm512_mask_blend_ps(static_cast<__mmask16>(m), b, a);
-}
-LONGHAUL_INLINE Floats load_lanes(Mask m, const float* p) {
-  return _mm512_maskz_loadu_ps(static_cast<__mmask16>(m), p);
-}
-LONGHAUL_INLINE void store_lanes(Mask m, float* p, Floats v) {
-  _mm512_mask_storeu_ps(p, static_cast<__mmask16>(m), v);
 }
 // Writes the lanes of the mask next to each other; up to 16 elements behind them are overwritten.
 LONGHAUL_INLINE void compress(Mask m, Floats v, float* to) {
@@ -108,7 +100,6 @@ LONGHAUL_INLINE Floats mantissa(Floats x) {
 }
 LONGHAUL_INLINE float sum(Floats v) { return _mm512_reduce_add_ps(v); }
 LONGHAUL_INLINE float largest(Floats v) { return _mm512_reduce_max_ps(v); }
-LONGHAUL_INLINE float smallest(Floats v) { return _mm512_reduce_min_ps(v); }
 
 #else
 
@@ -135,9 +126,10 @@ LONGHAUL_INLINE Words logical_shift_right(Words x, int bits) {
 LONGHAUL_INLINE Floats barrier(Floats x) {
   return Floats::of([&](int p) { return __builtin_assoc_barrier(x.part[p]); });
 }
-LONGHAUL_INLINE Floats fma(Floats a, Floats b, Floats c) { return a * b + c; }
+LONGHAUL_INLINE Floats fma(Floats a, Floats b, Floats c) {
+  return Floats::of([&](int p) { return fma(a.part[p], b.part[p], c.part[p]); });
+}
 LONGHAUL_INLINE Floats max(Floats a, Floats b) { return choose(a > b, a, b); }
-LONGHAUL_INLINE Floats min(Floats a, Floats b) { return choose(b > a, a, b); }
 LONGHAUL_INLINE Mask to_mask(Words all_ones_where_true) {
   Mask m = 0;
 #pragma GCC unroll 4
@@ -161,20 +153,6 @@ LONGHAUL_INLINE Words to_lanes(Mask m) {
 LONGHAUL_INLINE Mask greater(Floats a, Floats b) { return to_mask(a > b); }
 LONGHAUL_INLINE Mask at_most(Words a, Words b) { return to_mask(a <= b); }
 LONGHAUL_INLINE Floats select(Mask m, Floats a, Floats b) { return choose(to_lanes(m), a, b); }
-LONGHAUL_INLINE Floats load_lanes(Mask m, const float* p) {
-  float lanes[kLanes] = {};
-  for (int i = 0; i < kLanes; ++i) {
-    if (m >> i & 1) lanes[i] = p[i];
-  }
-  return load(lanes);
-}
-LONGHAUL_INLINE void store_lanes(Mask m, float* p, Floats v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int i = 0; i < kLanes; ++i) {
-    if (m >> i & 1) p[i] = lanes[i];
-  }
-}
 template <typename E>
 LONGHAUL_INLINE void compress(Mask m, Wide<E> v, E* to) {
   E lanes[kLanes];
@@ -210,9 +188,6 @@ LONGHAUL_INLINE float sum(Floats v) {
 }
 LONGHAUL_INLINE float largest(Floats v) {
   return reduce(v, [](float a, float b) { return b > a ? b : a; });
-}
-LONGHAUL_INLINE float smallest(Floats v) {
-  return reduce(v, [](float a, float b) { return b < a ? b : a; });
 }
 
 #endif
@@ -256,6 +231,9 @@ LONGHAUL_INLINE void store_rounded(bf16* p, Floats v) {
 #if defined(__AVX512BF16__)
   const __m256bh bits = _mm512_cvtneps_pbh(v);
   std::memcpy(p, &bits, sizeof bits);
+#elif defined(__AVX512F__)
+  const __m256i bits = _mm512_cvtepi32_epi16(__m512i(rounded_bits(v) >> 16));
+  std::memcpy(p, &bits, sizeof bits);
 #else
   using Halves = int16_t __attribute__((vector_size(2 * kRegisterLanes)));
   const Words bits = rounded_bits(v) >> 16;
@@ -267,17 +245,17 @@ LONGHAUL_INLINE void store_rounded(bf16* p, Floats v) {
 }
 
 // acc + the products of the elements that the words hold.
-template <typename T, typename F, typename W>
-LONGHAUL_INLINE F dot(F acc, W a, W b) {
+template <typename T>
+LONGHAUL_INLINE Register dot(Register acc, RegisterWords a, RegisterWords b) {
   if constexpr (sizeof(T) == 4) {
-    return F(a) * F(b) + acc;
+    return fma(Register(a), Register(b), acc);
   } else {
 #if defined(__AVX512BF16__)
     return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
 #else
-    const W high = W{} - 65536;
-    acc = F(a << 16) * F(b << 16) + acc;
-    return F(a & high) * F(b & high) + acc;
+    const RegisterWords high = RegisterWords{} - 65536;
+    acc = fma(Register(a << 16), Register(b << 16), acc);
+    return fma(Register(a & high), Register(b & high), acc);
 #endif
   }
 }

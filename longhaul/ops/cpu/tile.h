@@ -126,8 +126,8 @@ LONGHAUL_TILE void add_product_tile(const char* const* rows, const int32_t* pack
 }
 
 // acc[r][c] += sum over `steps` of packed[step * stride + c] . rows[r][step], as in
-// multiply_tile(), in tiles that the registers hold: of AVX-512's 32 the whole. So many steps at a
-// time that the first cache keeps their columns for all rows.
+// multiply_tile(), in tiles that the registers hold: of AVX-512's 32 the whole, with kSets. So many
+// steps at a time that the first cache keeps their columns for all rows.
 template <typename T, bool kSplit, int R, int C, int kSets = 1>
 LONGHAUL_INLINE void multiply_rows(const char* const* rows, const int32_t* packed, int64_t stride,
                                    int64_t steps, Floats (&acc)[R][C]) {
@@ -380,7 +380,11 @@ LONGHAUL_INLINE void add_heads_to_rows(float* const* rows, const int32_t* const*
   }
 }
 
+// Rows of a tile, and the columns of them that it goes over before it takes the next rows: where
+// the registers hold few columns, coming back to a row for each would take longer than its heads
+// do.
 constexpr int kRowsAtOnce = kParts == 1 ? 4 : 6;
+constexpr int64_t kColumnsOfRows = kParts == 1 ? 64 : INT64_MAX;
 
 // The same for `count` rows and all D columns of them, some rows at a time: locate(j, row, weights)
 // points at those of row j. Terms are ordered from wide to narrow. For rows that are not there:
@@ -388,10 +392,7 @@ constexpr int kRowsAtOnce = kParts == 1 ? 4 : 6;
 template <typename T, typename F>
 LONGHAUL_INLINE void add_terms(const RowTerm* terms, int num_terms, int64_t D, int64_t count,
                                float* no_row, const int32_t* no_weights, const F& locate) {
-  for (int64_t column = 0; column < D;) {
-    int active = num_terms;
-    while (terms[active - 1].D <= column) --active;
-    const bool wide = terms[active - 1].D - column >= 64;
+  for (int64_t from = 0, next = D; from < D; from = next) {
     for (int64_t j = 0; j < count; j += kRowsAtOnce) {
       float* rows[kRowsAtOnce];
       const int32_t* weights[kRowsAtOnce];
@@ -399,13 +400,18 @@ LONGHAUL_INLINE void add_terms(const RowTerm* terms, int num_terms, int64_t D, i
         rows[r] = no_row + r * D, weights[r] = no_weights;
         if (j + r < count) locate(j + r, rows[r], weights[r]);
       }
-      if (wide) {
-        add_heads_to_rows<T, kRowsAtOnce, 4>(rows, weights, terms, active, column);
-      } else {
-        add_heads_to_rows<T, kRowsAtOnce, 2>(rows, weights, terms, active, column);
+      int active = num_terms;
+      for (next = from; next < D && next - from < kColumnsOfRows;) {
+        while (terms[active - 1].D <= next) --active;
+        const bool wide = terms[active - 1].D - next >= 64;
+        if (wide) {
+          add_heads_to_rows<T, kRowsAtOnce, 4>(rows, weights, terms, active, next);
+        } else {
+          add_heads_to_rows<T, kRowsAtOnce, 2>(rows, weights, terms, active, next);
+        }
+        next += wide ? 64 : 32;
       }
     }
-    column += wide ? 64 : 32;
   }
 }
 

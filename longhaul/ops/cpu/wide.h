@@ -80,9 +80,6 @@ class Wide {
   friend LONGHAUL_INLINE Wide operator>>(const Wide& a, int bits) {
     return of([&](int p) { return a.part[p] >> bits; });
   }
-  friend LONGHAUL_INLINE Wide<int32_t> operator==(const Wide& a, const Wide& b) {
-    return Wide<int32_t>::of([&](int p) { return a.part[p] == b.part[p]; });
-  }
   friend LONGHAUL_INLINE Wide<int32_t> operator!=(const Wide& a, const Wide& b) {
     return Wide<int32_t>::of([&](int p) { return a.part[p] != b.part[p]; });
   }

@@ -49,9 +49,9 @@ struct HeadKeys {
   }
 };
 
-// Zeros long enough for a row of keys and one of values.
+// Zeros long enough for a row of keys and one of values, whatever the operands.
 inline int64_t zero_bytes(const longhaul_flash_attention_args& a) {
-  return (a.D > a.V ? a.D : a.V) * 4;
+  return (a.D > a.V ? a.D : a.V) * static_cast<int64_t>(sizeof(float));
 }
 
 // Blocks of queries of a head; an empty one for no query.

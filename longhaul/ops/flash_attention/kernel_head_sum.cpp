@@ -19,17 +19,14 @@ struct Shared {
   int32_t* queries;  // [heads][groups][D / kPack<Operand<T>>][32]
   float* lse;        // [heads][groups][32], in base 2
   char* zeros;       // a row
-  Operands<T> keys;  // the heads' rows one head after the other, or the rows of all of them
+  Operands<T> keys;  // a run is the rows of a head, or those of all heads
 
   Shared(const Args& a, Workspace& workspace)
-      : groups(block_lanes(a.S) / kGroup), keys(a.key, elements(a), workspace) {
+      : groups(block_lanes(a.S) / kGroup),
+        keys(a.key, a.key_heads, a.L * a.D, a.key_head_stride, workspace) {
     queries = workspace.take<int32_t>(a.H * groups * (a.D / kPack<Operand<T>>)*kGroup);
     lse = workspace.take<float>(a.H * groups * kGroup);
     zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(Operand<T>)));
-  }
-  // From the first key of the first head to the last key of the last one.
-  static int64_t elements(const Args& a) {
-    return (a.key_heads == 1 ? 0 : (a.H - 1) * a.key_head_stride) + a.L * a.D;
   }
 };
 
@@ -76,8 +73,7 @@ class HeadSum {
     if (view.any.meets(key, end)) {
       const bool whole = view.all_see(key, key + kTile);
       for (int64_t h = 0; h < a_.H; ++h) {
-        const int64_t start = a_.key_heads == 1 ? 0 : h * a_.key_head_stride;
-        const TileRows rows(shared_.keys.get() + start,
+        const TileRows rows(shared_.keys.get(a_.key_heads == 1 ? 0 : h),
                             a_.D * static_cast<int64_t>(sizeof(Operand<T>)), key, end,
                             shared_.zeros);
         if (whole) {

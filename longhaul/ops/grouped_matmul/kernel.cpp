@@ -43,7 +43,7 @@ int64_t list_tasks(const Args& a, Task* tasks, int64_t& end) {
 // Whether rows must be copied to be read as words: to be widened, or for the end of the last word.
 template <typename T>
 bool copies_rows(const Args& a) {
-  return sizeof(T) != sizeof(Operand<T>) || in_width(a) % kPackOperand<T> != 0;
+  return kWidened<T> || in_width(a) % kPackOperand<T> != 0;
 }
 
 // What a thread works in.

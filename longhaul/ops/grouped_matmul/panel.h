@@ -12,7 +12,7 @@ namespace longhaul::cpu::LONGHAUL_ISA {
 
 constexpr int kPanel = 32;  // columns
 constexpr int kVectors = kPanel / kLanes;
-constexpr int kRows = 8;  // of a tile in registers
+constexpr int kRows = 8;  // that are multiplied at a time
 
 template <typename T>
 constexpr int kPackOperand = kPack<Operand<T>>;

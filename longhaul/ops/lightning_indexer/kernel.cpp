@@ -1,6 +1,7 @@
-// Scores and top-k in one pass. Keys are packed in tiles of 48 that lie on the lanes, a register
-// tile is 8 heads by 48 keys, and relu, weights and the sum over heads stay in registers: scores
-// per head never reach memory, scores only those above the row's running threshold.
+// Scores and top-k in one pass. Keys are packed in tiles of 48 that lie on the lanes, of which 8
+// heads are taken at a time (where the registers hold so many sums, in registers), and relu,
+// weights and the sum over heads follow at once: scores per head never leave the first cache, and
+// scores only if they are above the row's running threshold.
 #include <omp.h>
 
 #include "include/longhaul/kernels.h"

@@ -105,7 +105,7 @@ void limit_to_groups(const Args& a, const Keys& keys) {
   }
 }
 
-void choose(const Args& a, const float* scores, const Keys& keys, int64_t* experts) {
+void choose_experts(const Args& a, const float* scores, const Keys& keys, int64_t* experts) {
   write_keys(a, scores, keys.experts);
   if (a.n_group > 1) limit_to_groups(a, keys);
   for (int64_t i = 0; i < a.k; ++i) {
@@ -125,7 +125,7 @@ void run_token(const Args& a, int64_t token, const Keys& keys) {
   int64_t* experts = a.experts + token * a.k;
   const float* logits = a.logits + token * a.E;
   a.softmax ? softmax_row(logits, a.E, scores) : sigmoid_row(logits, a.E, scores);
-  if (!a.chosen) choose(a, scores, keys, experts);
+  if (!a.chosen) choose_experts(a, scores, keys, experts);
   const float divisor = a.normalize ? sum_of_chosen(a, scores, experts) : 1;
   for (int64_t i = 0; i < a.k; ++i) {
     a.weights[token * a.k + i] = scores[experts[i]] / divisor * a.scale;

@@ -6,6 +6,7 @@
 #include "longhaul/ops/cpu/heads.h"
 #include "longhaul/ops/cpu/kernel_table.h"
 #include "longhaul/ops/cpu/key_list.h"
+#include "longhaul/ops/cpu/operands.h"
 #include "longhaul/ops/cpu/tile.h"
 #include "longhaul/ops/cpu/workspace.h"
 

@@ -6,6 +6,7 @@
 #include "include/longhaul/kernels.h"
 #include "longhaul/ops/cpu/heads.h"
 #include "longhaul/ops/cpu/kernel_table.h"
+#include "longhaul/ops/cpu/operands.h"
 #include "longhaul/ops/cpu/row_scatter.h"
 
 namespace longhaul::cpu::LONGHAUL_ISA {
