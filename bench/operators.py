@@ -7,7 +7,6 @@ Prints figures (lib/figure.py) on stdout. BENCH_REPEATS changes the effort; LONG
 LONGHAUL_BENCH_OPERATORS name another library and program than those of build/release.
 """
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -37,10 +36,7 @@ def compare_with_pytorch():
     python = machine.peer_python()
     environment = machine.environment(machine.PROCESS_POLICY | {"BENCH_REPEATS": str(REPEATS)})
     command = [python, "-W", "ignore", BENCH / "peers/operators.py", library]
-    done = machine.run(command, environment)
-    machine.say(f"others took {done.others:.0%} of the CPU")
-    for text in done.stdout.splitlines():
-        measured = json.loads(text)
+    for measured in machine.rows_of(command, environment):
         goal = GOALS.get(measured["kind"])
         print(
             figure.line(
@@ -54,10 +50,8 @@ def compare_with_pytorch():
 
 def compare_with_reference():
     program = machine.built("bin/bench_operators", "bench_operators", "LONGHAUL_BENCH_OPERATORS")
-    done = machine.run([program, str(REPEATS)], machine.environment(machine.PROCESS_POLICY))
-    machine.say(f"others took {done.others:.0%} of the CPU")
-    for text in done.stdout.splitlines():
-        measured = json.loads(text)
+    environment = machine.environment(machine.PROCESS_POLICY)
+    for measured in machine.rows_of([program, str(REPEATS)], environment):
         name, ratio = measured["name"], measured["reference"] / measured["fused"]
         goal = REFERENCE_GOALS.get(name)
         print(figure.line(f"operators.{name}.ratio_reference", ratio, "x", goal))

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,20 +83,40 @@ class Finished:
     others: float  # share of the machine's CPU time that other processes took meanwhile
 
 
+def rows_of(command, env):
+    """The JSON lines that a program prints, as they come; SystemExit if it fails."""
+    busy, own, start = busy_seconds(), children_seconds(), time.monotonic()
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(
+            command, env=env, text=True, stdout=subprocess.PIPE, stderr=errors
+        ) as process:
+            yield from map(json.loads, process.stdout)
+        errors.seek(0)
+        check(command, process.returncode, errors.read())
+    say(f"others took {others_since(busy, own, start):.0%} of the CPU")
+
+
 def figures_of(command):
-    """The JSON lines that a program prints, by their name; with longhaul's settings of a process."""
-    done = run(command, environment(PROCESS_POLICY))
-    say(f"others took {done.others:.0%} of the CPU")
-    return {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
+    """The JSON lines that a program prints, by name; with longhaul's settings of a process."""
+    return {row["name"]: row for row in rows_of(command, environment(PROCESS_POLICY))}
+
+
+def check(command, status, errors):
+    if status != 0:
+        last = (errors.strip() or "no output").splitlines()[-1]
+        sys.exit(f"error: {command[0]} ended with status {status}: {last}")
+
+
+def others_since(busy, own, start):
+    """The share of the CPU that processes other than ours took since then."""
+    foreign = busy_seconds() - busy - (children_seconds() - own)
+    capacity = (time.monotonic() - start) * os.cpu_count()
+    return min(max(foreign / capacity, 0.0), 1.0)
 
 
 def run(command, env):
     """The process's output; SystemExit with its last words if it fails."""
     busy, own, start = busy_seconds(), children_seconds(), time.monotonic()
     done = subprocess.run(command, env=env, text=True, capture_output=True)
-    if done.returncode != 0:
-        last = (done.stderr.strip() or "no output").splitlines()[-1]
-        sys.exit(f"error: {command[0]} ended with status {done.returncode}: {last}")
-    foreign = busy_seconds() - busy - (children_seconds() - own)
-    capacity = (time.monotonic() - start) * os.cpu_count()
-    return Finished(done.stdout, done.stderr, min(max(foreign / capacity, 0.0), 1.0))
+    check(command, done.returncode, done.stderr)
+    return Finished(done.stdout, done.stderr, others_since(busy, own, start))
