@@ -64,7 +64,7 @@ TEST(Layering, IncludesPointUpwards) {
   const auto order = layer_order();
   int files = 0;
   for (const auto& [layer, index] : order) {
-    const fs::path folder = fs::path(test::source_folder()) / "longhaul" / layer;
+    const fs::path folder = fs::path(longhaul::test::source_folder()) / "longhaul" / layer;
     if (!fs::exists(folder)) continue;
     for (const auto& entry : fs::recursive_directory_iterator(folder)) {
       if (!is_source(entry.path())) continue;
@@ -75,7 +75,7 @@ TEST(Layering, IncludesPointUpwards) {
       ++files;
     }
   }
-  EXPECT_GT(files, 5) << "no sources found under " << test::source_folder();
+  EXPECT_GT(files, 5) << "no sources found under " << longhaul::test::source_folder();
 }
 
 // The kernels' interface for C: nothing of ours, of torch or of C++ in it.
@@ -83,7 +83,7 @@ TEST(Layering, TheCInterfaceIncludesOnlyC) {
   const std::regex c_header(R"re(<std(bool|def|int)\.h>)re");
   int includes = 0;
   for (const auto& entry :
-       fs::recursive_directory_iterator(fs::path(test::source_folder()) / "include")) {
+       fs::recursive_directory_iterator(fs::path(longhaul::test::source_folder()) / "include")) {
     if (!entry.is_regular_file()) continue;
     std::ifstream text(entry.path());
     for (std::string line; std::getline(text, line);) {
