@@ -10,7 +10,7 @@
 namespace longhaul {
 namespace {
 
-const fs::path kSource = test::source_folder();
+const fs::path kSource = longhaul::test::source_folder();
 
 // The commands of a page's ```sh blocks in order, continued lines joined, comments cut off.
 std::vector<std::string> commands_of(const std::string& page) {

@@ -39,7 +39,7 @@ std::vector<std::string> broken_links(const std::string& text, const fs::path& f
 }
 
 TEST(Docs, EveryLinkLeadsToWhatItNames) {
-  const fs::path root = test::source_folder();
+  const fs::path root = longhaul::test::source_folder();
   std::vector<fs::path> pages = {root / "README.md"};
   for (const auto& entry : fs::directory_iterator(root / "docs")) {
     if (entry.path().extension() == ".md") pages.push_back(entry.path());
@@ -54,7 +54,7 @@ TEST(Docs, EveryLinkLeadsToWhatItNames) {
 }
 
 TEST(Docs, ABrokenLinkIsFound) {
-  const fs::path docs = fs::path(test::source_folder()) / "docs";
+  const fs::path docs = fs::path(longhaul::test::source_folder()) / "docs";
   int checked = 0;
   EXPECT_EQ(broken_links("see [`no_such_name`](step.md)", docs, &checked).size(), 1u);
   EXPECT_EQ(broken_links("see [page](no-such-page.md)", docs, &checked).size(), 1u);
