@@ -66,7 +66,8 @@ void add_gradients_of_row(const GradArgs& a, int64_t row, float* d_weight) {
     const Floats v = load_as_floats(x + i, part), d = load_as_floats(dy + i, part);
     const Floats g = d * load_as_floats(weight + i, part);
     store(d_weight + i, fma(d, v * rstd, load(d_weight + i)));
-    const Floats through_norm = (g - v * along_x) * rstd;
+    // Of two products left to itself the compiler would fuse either with the subtraction.
+    const Floats through_norm = fma(v, all(-along_x), g) * rstd;
     if constexpr (!kAdd) return through_norm;
     return as_rounded<T>(through_norm) + load_as_floats(d_sum + i, part);
   });
