@@ -111,7 +111,6 @@ LONGHAUL_INLINE void pack_group(const T* queries, int64_t stride, int64_t count,
 template <typename T>
 LONGHAUL_INLINE void multiply_group(const char* const* rows, const int32_t* packed, int64_t D,
                                     Floats (&dots)[kRows][kVectors]) {
-  for (auto& row : dots) row[0] = row[1] = Floats{};
   multiply_rows<T, false, kRows, kVectors>(rows, packed, kGroup, D / kPack<T>, dots);
 }
 

@@ -115,37 +115,47 @@ LONGHAUL_INLINE void store_tile(const Register (&tile)[R][C], float* to, int64_t
   }
 }
 
-// multiply_tile() of sums in memory.
-template <typename T, bool kSplit, int R, int C>
-LONGHAUL_TILE void add_product_tile(const char* const* rows, const int32_t* packed, int64_t stride,
-                                    int64_t steps, float* acc, int64_t acc_stride) {
-  Register tile[R][C];
-  load_tile(tile, acc, acc_stride);
+// multiply_tile() of sums in memory, or, without kAdd, in their place.
+template <typename T, bool kSplit, bool kAdd, int R, int C>
+LONGHAUL_TILE void store_product_tile(const char* const* rows, const int32_t* packed,
+                                      int64_t stride, int64_t steps, float* acc,
+                                      int64_t acc_stride) {
+  Register tile[R][C] = {};
+  if constexpr (kAdd) load_tile(tile, acc, acc_stride);
   multiply_tile<T, kSplit, 1>(rows, packed, stride, steps, tile);
   store_tile(tile, acc, acc_stride);
 }
 
-// acc[r][c] += sum over `steps` of packed[step * stride + c] . rows[r][step], as in
+// acc[r][c] = sum over `steps` of packed[step * stride + c] . rows[r][step], or with kAdd +=, as in
 // multiply_tile(), in tiles that the registers hold: of AVX-512's 32 the whole, with kSets. So many
 // steps at a time that the first cache keeps their columns for all rows.
-template <typename T, bool kSplit, int R, int C, int kSets = 1>
+template <typename T, bool kSplit, int R, int C, int kSets = 1, bool kAdd = false>
 LONGHAUL_INLINE void multiply_rows(const char* const* rows, const int32_t* packed, int64_t stride,
                                    int64_t steps, Floats (&acc)[R][C]) {
   if constexpr (kParts == 1) {
+    for (int r = 0; r < R && !kAdd; ++r) {
+      for (int c = 0; c < C; ++c) acc[r][c] = Floats{};
+    }
     multiply_tile<T, kSplit, kSets>(rows, packed, stride, steps, acc);
   } else {
     constexpr int64_t kSteps = 192;
     constexpr int kAtOnce = C * kParts % 3 == 0 ? 3 : kTileRegisters;
     static_assert(R % kTileRows == 0 && C * kParts % kAtOnce == 0);
     const char* from[R];
-    for (int64_t step = 0; step < steps; step += kSteps) {
+    for (int64_t step = 0; step == 0 || step < steps; step += kSteps) {
       const int64_t count = steps - step < kSteps ? steps - step : kSteps;
       for (int r = 0; r < R; ++r) from[r] = rows[r] + step * (kSplit ? 8 : 4);
       for (int r = 0; r < R; r += kTileRows) {
         for (int c = 0; c < C * kParts; c += kAtOnce) {
-          add_product_tile<T, kSplit, kTileRows, kAtOnce>(
-              from + r, packed + step * stride + c * kRegisterLanes, stride, count,
-              reinterpret_cast<float*>(acc[r]) + c * kRegisterLanes, C * kLanes);
+          const int32_t* columns = packed + step * stride + c * kRegisterLanes;
+          float* to = reinterpret_cast<float*>(acc[r]) + c * kRegisterLanes;
+          if (kAdd || step > 0) {
+            store_product_tile<T, kSplit, true, kTileRows, kAtOnce>(from + r, columns, stride,
+                                                                    count, to, C * kLanes);
+          } else {
+            store_product_tile<T, kSplit, false, kTileRows, kAtOnce>(from + r, columns, stride,
+                                                                     count, to, C * kLanes);
+          }
         }
       }
     }

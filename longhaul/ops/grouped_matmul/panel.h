@@ -149,7 +149,7 @@ LONGHAUL_INLINE void multiply_panel(const char* rows, int64_t stride_bytes, int6
                                     Floats (&acc)[kRows][kVectors]) {
   const char* row[kRows];
   for (int r = 0; r < kRows; ++r) row[r] = rows + (r < count ? r : count - 1) * stride_bytes;
-  multiply_rows<Operand<T>, false, kRows, kVectors>(row, panel, kPanel, words, acc);
+  multiply_rows<Operand<T>, false, kRows, kVectors, 1, true>(row, panel, kPanel, words, acc);
 }
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -129,7 +129,7 @@ class Loss {
   // relu(q.k) of 8 keys for one vector of heads.
   LONGHAUL_INLINE void multiply(const char* const* rows, int64_t v,
                                 Floats (&units)[8 / Layout::kKeysInUnit]) const {
-    Floats dots[8][1] = {};
+    Floats dots[8][1];
     multiply_rows<Operand<T>, kSplit, 8, 1, 2>(rows, buffers_.query + v * kLanes,
                                                Layout::vectors(a_.H) * kLanes, a_.D / Layout::kStep,
                                                dots);

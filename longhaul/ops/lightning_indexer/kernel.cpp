@@ -73,7 +73,7 @@ LONGHAUL_INLINE void score_tile(const char* heads, const float* weights, int64_t
     const char* rows[kHeads];
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) rows[h] = heads + (h0 + h) * words * 4;
-    Floats dots[kHeads][3] = {};
+    Floats dots[kHeads][3];
     multiply_rows<Operand<T>, false, kHeads, 3>(rows, keys, kTile, words, dots);
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {

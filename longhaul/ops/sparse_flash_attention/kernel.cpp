@@ -102,7 +102,7 @@ class Forward {
     const int64_t stride = b.vectors * kLanes, steps = a_.D / Layout::kStep;
     for (int r = 0; r < padded; r += 8) {
       for (int64_t v = 0; v < b.vectors; ++v) {
-        Floats dots[8][1] = {};
+        Floats dots[8][1];
         multiply_rows<Operand<T>, kSplit, 8, 1, 2>(rows + r, b.query + v * kLanes, stride, steps,
                                                    dots);
         for (int i = 0; i < 8; i += Layout::kKeysInUnit) {

@@ -137,7 +137,7 @@ class Backward {
                                 int32_t* key_weights, int heads) {
     const int64_t V_steps = a_.V / Layout::kStep, R_steps = (a_.D - a_.V) / Layout::kStep;
     const int32_t* packed = buffers_.packed + v * (2 * V_steps + R_steps) * kLanes;
-    Floats dots[8][2] = {};
+    Floats dots[8][2];
     multiply_rows<Operand<T>, kSplit, 8, 2>(rows, packed, 2 * kLanes, V_steps, dots);
     const char* rest[8];
     Floats scores[8][1];
@@ -145,8 +145,8 @@ class Backward {
       rest[i] = rows[i] + a_.V * static_cast<int64_t>(sizeof(Operand<T>));
       scores[i][0] = dots[i][0];
     }
-    multiply_rows<Operand<T>, kSplit, 8, 1, 2>(rest, packed + 2 * V_steps * kLanes, kLanes, R_steps,
-                                               scores);
+    multiply_rows<Operand<T>, kSplit, 8, 1, 2, true>(rest, packed + 2 * V_steps * kLanes, kLanes,
+                                                     R_steps, scores);
 
     constexpr int kKeys = Layout::kKeysInUnit, kUnits = Layout::kUnitsAtOnce;
     const Floats scale2 = all(a_.scale * kLog2E), scale = all(a_.scale);

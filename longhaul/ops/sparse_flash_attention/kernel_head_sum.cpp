@@ -76,7 +76,7 @@ class HeadSum {
     Floats units[kLanes] = {};
     for (int64_t v = 0; v < vectors(); ++v) {
       for (int r = 0; r < kLanes; r += 8) {
-        Floats dots[8][1] = {};
+        Floats dots[8][1];
         multiply_rows<Operand<T>, kSplit, 8, 1, 2>(rows + r, buffers_.query + v * kLanes,
                                                    vectors() * kLanes, a_.D / Layout::kStep, dots);
         for (int i = 0; i < 8; i += Layout::kKeysInUnit) {
