@@ -36,7 +36,8 @@ def parse_figure(text, name):
 def figures_of(path):
     """Runs one benchmark; yields its figures as they come."""
     name, count = path.stem, 0
-    with subprocess.Popen([sys.executable, "-u", path], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-u", path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for text in process.stdout:
             yield parse_figure(text, name)
             count += 1
