@@ -22,7 +22,7 @@ commands=build/release/compile_commands.json
 # The precompiled header is GCC's; each file names what it needs, so clang does without it.
 database="$(mktemp -d)"
 trap 'rm -rf "$database"' EXIT
-sed -e 's/-Winvalid-pch\|-Wno-restrict\|-Wno-psabi//g' -e 's/-include [^ ]*cmake_pch\.hxx//g' "$commands" \
+sed -e 's/-Winvalid-pch\|-Wno-restrict\|-Wno-psabi\|-m\(move\|store\)-max=256//g' -e 's/-include [^ ]*cmake_pch\.hxx//g' "$commands" \
   >"$database/compile_commands.json"
 for file in "${files[@]}"; do
   case "$file" in

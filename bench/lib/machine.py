@@ -76,6 +76,18 @@ def children_seconds():
     return usage.ru_utime + usage.ru_stime
 
 
+class Others:
+    """What processes other than ours took of the CPU since this was made."""
+
+    def __init__(self):
+        self.busy, self.own, self.start = busy_seconds(), children_seconds(), time.monotonic()
+
+    def share(self):
+        foreign = busy_seconds() - self.busy - (children_seconds() - self.own)
+        capacity = (time.monotonic() - self.start) * os.cpu_count()
+        return min(max(foreign / capacity, 0.0), 1.0)
+
+
 @dataclass
 class Finished:
     stdout: str
@@ -85,7 +97,7 @@ class Finished:
 
 def rows_of(command, env):
     """The JSON lines that a program prints, as they come; SystemExit if it fails."""
-    busy, own, start = busy_seconds(), children_seconds(), time.monotonic()
+    others = Others()
     with tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(
             command, env=env, text=True, stdout=subprocess.PIPE, stderr=errors
@@ -93,7 +105,7 @@ def rows_of(command, env):
             yield from map(json.loads, process.stdout)
         errors.seek(0)
         check(command, process.returncode, errors.read())
-    say(f"others took {others_since(busy, own, start):.0%} of the CPU")
+    say(f"others took {others.share():.0%} of the CPU")
 
 
 def figures_of(command):
@@ -107,16 +119,9 @@ def check(command, status, errors):
         sys.exit(f"error: {command[0]} ended with status {status}: {last}")
 
 
-def others_since(busy, own, start):
-    """The share of the CPU that processes other than ours took since then."""
-    foreign = busy_seconds() - busy - (children_seconds() - own)
-    capacity = (time.monotonic() - start) * os.cpu_count()
-    return min(max(foreign / capacity, 0.0), 1.0)
-
-
 def run(command, env):
     """The process's output; SystemExit with its last words if it fails."""
-    busy, own, start = busy_seconds(), children_seconds(), time.monotonic()
+    others = Others()
     done = subprocess.run(command, env=env, text=True, capture_output=True)
     check(command, done.returncode, done.stderr)
-    return Finished(done.stdout, done.stderr, others_since(busy, own, start))
+    return Finished(done.stdout, done.stderr, others.share())

@@ -15,6 +15,8 @@ template <typename T>
 using Operand = float;
 #endif
 template <typename T>
+constexpr int kPackOperand = kPack<Operand<T>>;  // elements of a word
+template <typename T>
 constexpr bool kWidened = sizeof(T) != sizeof(Operand<T>);
 
 // Elements of a tensor as operands: runs of as many, a multiple of 16, that lie `stride` elements

@@ -118,6 +118,7 @@ struct RowScatter {
   template <typename T>
   void add(int64_t count, int64_t low, int64_t high, float* no_row_of_thread) const {
     for (int64_t query = 0; query < count; ++query) {
+      if (query + 1 < count) prefetch_operands(query + 1);
       const KeyList list = key_list(query);
       const int64_t from = list.count_below(low), to = list.count_below(high);
       if (from == to) continue;
@@ -127,6 +128,13 @@ struct RowScatter {
         mine[i].paired = paired + query * paired_words + term_offsets[i];
       }
       add_query<T>(list, weights_of(query), from, to, mine, no_row_of_thread);
+    }
+  }
+
+  void prefetch_operands(int64_t query) const {
+    constexpr int64_t kLine = 16;  // words
+    for (int64_t i = 0; i < paired_words; i += kLine) {
+      __builtin_prefetch(paired + query * paired_words + i, 0, 2);
     }
   }
 

@@ -155,9 +155,20 @@ LONGHAUL_INLINE Mask at_most(Words a, Words b) { return to_mask(a <= b); }
 LONGHAUL_INLINE Floats select(Mask m, Floats a, Floats b) { return choose(to_lanes(m), a, b); }
 template <typename E>
 LONGHAUL_INLINE void compress(Mask m, Wide<E> v, E* to) {
+#if defined(__AVX2__)
+#pragma GCC unroll 2
+  for (int p = 0; p < kParts; ++p) {
+    const Mask of_part = m >> (p * kRegisterLanes) & 0xff;
+    const __m256i order = _mm256_cvtepu8_epi32(
+        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kCompressOrder.lanes[of_part])));
+    store_as(to, _mm256_permutevar8x32_epi32(__m256i(v.part[p]), order));
+    to += __builtin_popcount(of_part);
+  }
+#else
   E lanes[kLanes];
   std::memcpy(lanes, &v, sizeof lanes);
   for (; m; m &= m - 1) *to++ = lanes[__builtin_ctz(m)];
+#endif
 }
 LONGHAUL_INLINE Floats round(Floats x) {
   const Floats magic = all(12582912.0F);  // 1.5 * 2^23: its last bit stands for 1

@@ -348,7 +348,8 @@ struct RowTerm {
   int words;
 };
 
-// rows[r][C registers from column] += sum over the terms' words of weights[r][word] . paired[word].
+// rows[r][C registers from column] += sum over the terms' words of weights[r][word] . paired[word];
+// at least one term, of at least one word.
 template <typename T, int R, int C>
 LONGHAUL_TILE void add_heads_to_tile(float* const* rows, const int32_t* const* weights,
                                      const RowTerm* terms, int num_terms, int64_t column) {
@@ -359,20 +360,24 @@ LONGHAUL_TILE void add_heads_to_tile(float* const* rows, const int32_t* const* w
     for (int c = 0; c < C; ++c)
       acc[r][c] = load_as<Register>(rows[r] + column + c * kRegisterLanes);
   }
-  for (int term = 0; term < num_terms; ++term) {
-    const int32_t* paired = terms[term].paired + column;
-    for (int i = 0; i < terms[term].words; ++i, paired += terms[term].D) {
-      RegisterWords x[C];
+  const RowTerm* const end = terms + num_terms;
+  do {
+    const int32_t* paired = terms->paired + column;
+    int word = terms->offset;
+    const int end_of_words = word + terms->words;
+    do {
+      RegisterWords w[R];
 #pragma GCC unroll 16
-      for (int c = 0; c < C; ++c) x[c] = load_as<RegisterWords>(paired + c * kRegisterLanes);
+      for (int r = 0; r < R; ++r) w[r] = broadcast_word(weights[r] + word);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const auto w = broadcast_word(weights[r] + terms[term].offset + i);
+      for (int c = 0; c < C; ++c) {
+        const auto x = load_as<RegisterWords>(paired + c * kRegisterLanes);
 #pragma GCC unroll 16
-        for (int c = 0; c < C; ++c) acc[r][c] = dot<T>(acc[r][c], x[c], w);
+        for (int r = 0; r < R; ++r) acc[r][c] = dot<T>(acc[r][c], x, w[r]);
       }
-    }
-  }
+      paired += terms->D;
+    } while (++word < end_of_words);
+  } while (++terms < end);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
@@ -384,16 +389,16 @@ LONGHAUL_TILE void add_heads_to_tile(float* const* rows, const int32_t* const* w
 template <typename T, int R, int C>
 LONGHAUL_INLINE void add_heads_to_rows(float* const* rows, const int32_t* const* weights,
                                        const RowTerm* terms, int num_terms, int64_t column) {
-  constexpr int kAtOnce = kParts == 1 ? C : kTileRegisters;
-  for (int c = 0; c < C * kParts; c += kAtOnce) {
+  constexpr int kRegisters = C * kParts, kAtOnce = kRegisters < 4 ? kRegisters : 4;
+  for (int c = 0; c < kRegisters; c += kAtOnce) {
     add_heads_to_tile<T, R, kAtOnce>(rows, weights, terms, num_terms, column + c * kRegisterLanes);
   }
 }
 
-// Rows of a tile, and the columns of them that it goes over before it takes the next rows: where
-// the registers hold few columns, coming back to a row for each would take longer than its heads
-// do.
-constexpr int kRowsAtOnce = kParts == 1 ? 4 : 6;
+// Rows of a tile: with four registers of each, their weights and an operand three fill sixteen
+// registers. And the columns of them that it goes over before it takes the next rows: where the
+// registers hold few columns, coming back to a row for each would take longer than its heads do.
+constexpr int kRowsAtOnce = kParts == 1 ? 4 : 3;
 constexpr int64_t kColumnsOfRows = kParts == 1 ? 64 : INT64_MAX;
 
 // The same for `count` rows and all D columns of them, some rows at a time: locate(j, row, weights)

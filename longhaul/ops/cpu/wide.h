@@ -95,4 +95,18 @@ class Wide {
   Part part[kParts];
 };
 
+// For each mask of eight lanes the numbers of those that are set.
+struct CompressOrder {
+  uint8_t lanes[256][8] = {};
+  constexpr CompressOrder() {
+    for (int mask = 0; mask < 256; ++mask) {
+      uint8_t* to = lanes[mask];
+      for (int lane = 0; lane < 8; ++lane) {
+        if (mask >> lane & 1) *to++ = static_cast<uint8_t>(lane);
+      }
+    }
+  }
+};
+inline constexpr CompressOrder kCompressOrder;
+
 }  // namespace longhaul::cpu::LONGHAUL_ISA

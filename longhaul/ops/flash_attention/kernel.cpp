@@ -14,16 +14,16 @@ using Args = longhaul_flash_attention_args;
 // What a thread works in.
 template <typename T>
 struct Buffers {
-  int32_t* queries;  // [groups][D / kPack<Operand<T>>][32]
+  int32_t* queries;  // [groups][D / kPackOperand<T>][32]
   float* scores;     // [keys of a tile][32]
   int32_t* weights;  // probabilities of a tile as operands
   float* sums;       // [groups][V / 32][32][32]
   char* zeros;       // a row
 
   Buffers(const Args& a, Workspace& workspace) {
-    queries = workspace.take<int32_t>(a.D / kPack<Operand<T>> * kBlock);
+    queries = workspace.take<int32_t>(a.D / kPackOperand<T> * kBlock);
     scores = workspace.take<float>(kTile * kGroup);
-    weights = workspace.take<int32_t>(kTile / kPack<Operand<T>> * kGroup);
+    weights = workspace.take<int32_t>(kTile / kPackOperand<T> * kGroup);
     sums = workspace.take<float>(a.V * kBlock);
     zeros = workspace.take<char>(zero_bytes(a));
   }
@@ -61,7 +61,7 @@ class Forward {
   }
 
  private:
-  int32_t* queries_of(int g) { return buffers_.queries + g * (a_.D / kPack<Operand<T>>)*kGroup; }
+  int32_t* queries_of(int g) { return buffers_.queries + g * (a_.D / kPackOperand<T>)*kGroup; }
   float* sums_of(int g) { return buffers_.sums + g * a_.V * kGroup; }
 
   void prepare(const BlockView& view, int64_t row, int64_t h) {
@@ -127,14 +127,14 @@ class Forward {
   // The tile's weights as operands, and their sums: by tile first, which is more accurate.
   void exponentiate(Statistics& stats, int padded) {
     Floats sums[kVectors] = {};
-    for (int i = 0; i < padded; i += kPack<Operand<T>>) {
+    for (int i = 0; i < padded; i += kPackOperand<T>) {
       for (int v = 0; v < kVectors; ++v) {
-        Floats e[kPack<Operand<T>>];
-        for (int u = 0; u < kPack<Operand<T>>; ++u) {
+        Floats e[kPackOperand<T>];
+        for (int u = 0; u < kPackOperand<T>; ++u) {
           e[u] = exp2(load(buffers_.scores + (i + u) * kGroup + v * kLanes) - stats.max[v]);
           sums[v] += e[u];
         }
-        Layout::store_operand(buffers_.weights + i / kPack<Operand<T>> * kGroup + v * kLanes, e);
+        Layout::store_operand(buffers_.weights + i / kPackOperand<T> * kGroup + v * kLanes, e);
       }
     }
     for (int v = 0; v < kVectors; ++v) stats.sum[v] += sums[v];

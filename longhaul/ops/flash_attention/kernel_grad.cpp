@@ -17,15 +17,15 @@ using Args = longhaul_flash_attention_grad_args;
 // What a thread works in during the first phase.
 template <typename T>
 struct Buffers {
-  int32_t *query, *d_out;  // of a block: [groups][D or V / kPack<Operand<T>>][32]
+  int32_t *query, *d_out;  // of a block: [groups][D or V / kPackOperand<T>][32]
   int32_t* weights;        // dS of a tile as operands
   float* sums;             // dq [groups][D / 32][32][32]
   char* zeros;             // a row
 
   Buffers(const longhaul_flash_attention_args& a, Workspace& workspace) {
-    query = workspace.take<int32_t>(a.D / kPack<Operand<T>> * kBlock);
-    d_out = workspace.take<int32_t>(a.V / kPack<Operand<T>> * kBlock);
-    weights = workspace.take<int32_t>(kTile / kPack<Operand<T>> * kGroup);
+    query = workspace.take<int32_t>(a.D / kPackOperand<T> * kBlock);
+    d_out = workspace.take<int32_t>(a.V / kPackOperand<T> * kBlock);
+    weights = workspace.take<int32_t>(kTile / kPackOperand<T> * kGroup);
     sums = workspace.take<float>(a.D * kBlock);
     zeros = workspace.take<char>(zero_bytes(a));
   }
@@ -69,8 +69,8 @@ class Backward {
   }
 
  private:
-  int32_t* query_of(int g) { return buffers_.query + g * (a_.D / kPack<Operand<T>>)*kGroup; }
-  int32_t* d_out_of(int g) { return buffers_.d_out + g * (a_.V / kPack<Operand<T>>)*kGroup; }
+  int32_t* query_of(int g) { return buffers_.query + g * (a_.D / kPackOperand<T>)*kGroup; }
+  int32_t* d_out_of(int g) { return buffers_.d_out + g * (a_.V / kPackOperand<T>)*kGroup; }
   float* sums_of(int g) { return buffers_.sums + g * a_.D * kGroup; }
 
   void prepare(const BlockView& view, int64_t row, int64_t h, int32_t* paired, int64_t lanes) {
@@ -79,7 +79,7 @@ class Backward {
     const int count = static_cast<int>(view.queries), all_lanes = static_cast<int>(lanes);
     pair_heads<Operand<T>>(query, a_.H * a_.D, count, all_lanes, a_.D, paired);
     pair_heads<Operand<T>>(d_out, a_.H * a_.V, count, all_lanes, a_.V,
-                           paired + lanes / kPack<Operand<T>> * a_.D);
+                           paired + lanes / kPackOperand<T> * a_.D);
     for (int g = 0; g < kGroups && view.queries_of(g) > 0; ++g) {
       const int64_t at = g * kGroup * a_.H, queries = view.queries_of(g);
       pack_group<Operand<T>>(query + at * a_.D, a_.H * a_.D, queries, a_.D, query_of(g));
@@ -108,7 +108,7 @@ class Backward {
   void add_tile(int g, const GroupView& view, const TileRows& keys, const TileRows& values,
                 int64_t key, int32_t* key_weights, int64_t lanes) {
     const bool whole = view.all_see(key, key + keys.padded);
-    const int64_t words = 2 * lanes / kPack<Operand<T>>;
+    const int64_t words = 2 * lanes / kPackOperand<T>;
     for (int r = 0; r < keys.padded; r += kRows) {
       Floats scores[kRows][kVectors], d_values[kRows][kVectors];
       multiply_group<Operand<T>>(keys.of + r, query_of(g), a_.D, scores);
@@ -130,11 +130,11 @@ class Backward {
                                           const Floats (&d_values)[kRows][kVectors],
                                           int32_t* key_weights, int64_t lanes) {
     const Floats scale = all(a_.scale), scale2 = all(a_.scale * kLog2E);
-    const int64_t words = 2 * lanes / kPack<Operand<T>>;
-    for (int i = 0; i < kRows; i += kPack<Operand<T>>) {
+    const int64_t words = 2 * lanes / kPackOperand<T>;
+    for (int i = 0; i < kRows; i += kPackOperand<T>) {
       for (int v = 0; v < kVectors; ++v) {
-        Floats dS[kPack<Operand<T>>];
-        for (int u = 0; u < kPack<Operand<T>>; ++u) {
+        Floats dS[kPackOperand<T>];
+        for (int u = 0; u < kPackOperand<T>; ++u) {
           Floats x = fma(scores[i + u][v], scale2, -lse_[g][v]);
           if constexpr (kPartly) x = select(view.sees(v, key + r + i + u), x, all(kMasked));
           const Floats p = exp2(x);
@@ -142,7 +142,7 @@ class Backward {
           Layout::store_key_weights(key_weights + (i + u) * words, g * kVectors + v,
                                     static_cast<int>(lanes), dS[u], p);
         }
-        Layout::store_operand(buffers_.weights + (r + i) / kPack<Operand<T>> * kGroup + v * kLanes,
+        Layout::store_operand(buffers_.weights + (r + i) / kPackOperand<T> * kGroup + v * kLanes,
                               dS);
       }
     }
@@ -151,7 +151,7 @@ class Backward {
   void clear_tile(int g, int padded, int32_t* key_weights, int64_t lanes) {
     for (int i = 0; i < padded; ++i) {
       for (int v = 0; v < kVectors; ++v) {
-        Layout::store_key_weights(key_weights + i * 2 * lanes / kPack<Operand<T>>, g * kVectors + v,
+        Layout::store_key_weights(key_weights + i * 2 * lanes / kPackOperand<T>, g * kVectors + v,
                                   static_cast<int>(lanes), Floats{}, Floats{});
       }
     }
@@ -193,7 +193,7 @@ class Run {
   Run(const Args& args, Workspace& workspace)
       : args_(args),
         a_(args.forward),
-        words_(block_lanes(a_.S) / kPack<Operand<T>>),
+        words_(block_lanes(a_.S) / kPackOperand<T>),
         scatter_(plan_scatter(workspace)),
         plan_(a_, scatter_.blocks),
         keys_(a_, workspace) {

@@ -16,7 +16,7 @@ using Args = longhaul_attention_head_sum_args;
 template <typename T>
 struct Shared {
   int64_t groups;
-  int32_t* queries;  // [heads][groups][D / kPack<Operand<T>>][32]
+  int32_t* queries;  // [heads][groups][D / kPackOperand<T>][32]
   float* lse;        // [heads][groups][32], in base 2
   char* zeros;       // a row
   Operands<T> keys;  // a run is the rows of a head, or those of all heads
@@ -24,7 +24,7 @@ struct Shared {
   Shared(const Args& a, Workspace& workspace)
       : groups(block_lanes(a.S) / kGroup),
         keys(a.key, a.key_heads, a.L * a.D, a.key_head_stride, workspace) {
-    queries = workspace.take<int32_t>(a.H * groups * (a.D / kPack<Operand<T>>)*kGroup);
+    queries = workspace.take<int32_t>(a.H * groups * (a.D / kPackOperand<T>)*kGroup);
     lse = workspace.take<float>(a.H * groups * kGroup);
     zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(Operand<T>)));
   }
@@ -52,7 +52,7 @@ class HeadSum {
 
  private:
   int32_t* queries_of(int64_t h, int g) const {
-    return shared_.queries + (h * shared_.groups + g) * (a_.D / kPack<Operand<T>>)*kGroup;
+    return shared_.queries + (h * shared_.groups + g) * (a_.D / kPackOperand<T>)*kGroup;
   }
   float* lse_of(int64_t h, int g) const { return shared_.lse + (h * shared_.groups + g) * kGroup; }
 

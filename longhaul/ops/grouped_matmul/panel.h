@@ -14,9 +14,6 @@ constexpr int kPanel = 32;  // columns
 constexpr int kVectors = kPanel / kLanes;
 constexpr int kRows = 8;  // that are multiplied at a time
 
-template <typename T>
-constexpr int kPackOperand = kPack<Operand<T>>;
-
 // Sixteen words of operands from as many elements as they hold.
 template <typename T>
 LONGHAUL_INLINE Words load_operands(const T* from) {

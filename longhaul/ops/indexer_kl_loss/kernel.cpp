@@ -39,7 +39,7 @@ struct Buffers {
     query = workspace.take<int32_t>(a.D / Layout::kStep * lanes);
     scores = workspace.take<float>(K);
     target = workspace.take<float>(K);
-    weights = workspace.take<int32_t>(kKeyBlock / kPack<Operand<T>> * lanes);
+    weights = workspace.take<int32_t>(kKeyBlock / kPackOperand<T> * lanes);
     sums = workspace.take<float>(a.D * Layout::heads(a.H));
     zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(Operand<T>)));
   }
@@ -47,8 +47,7 @@ struct Buffers {
 
 template <typename T, bool kSplit>
 RowScatter plan_scatter(const Args& a, Workspace& workspace) {
-  const int words =
-      static_cast<int>(HeadLayout<Operand<T>, kSplit>::heads(a.H)) / kPack<Operand<T>>;
+  const int words = static_cast<int>(HeadLayout<Operand<T>, kSplit>::heads(a.H)) / kPackOperand<T>;
   RowScatter scatter = {};
   scatter.K = a.K;
   scatter.D = a.D;
@@ -232,10 +231,10 @@ class Loss {
         const Floats dI = kSplit ? all_pairs(d_scores + at) : all(d_scores[at]);
         d_weights_[v] = fma(dI, a, d_weights_[v]);
         c[u] = select(greater(a, Floats{}), dI * weights_[v], Floats{});
-        Layout::store_key_weights(key_weights + at * heads / kPack<Operand<T>>, v, c[u]);
+        Layout::store_key_weights(key_weights + at * heads / kPackOperand<T>, v, c[u]);
       }
       Layout::store_operand(
-          buffers_.weights + (r + i) / kPack<Operand<T>> * heads + v * Layout::kHeads, c);
+          buffers_.weights + (r + i) / kPackOperand<T> * heads + v * Layout::kHeads, c);
     }
   }
 

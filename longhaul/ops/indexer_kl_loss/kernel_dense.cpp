@@ -18,7 +18,7 @@ using Args = longhaul_dense_indexer_kl_loss_args;
 template <typename T>
 struct Shared {
   int64_t groups, Q;     // Q = groups * 32
-  int32_t* queries;      // [heads][groups][D / kPack<Operand<T>>][32]
+  int32_t* queries;      // [heads][groups][D / kPackOperand<T>][32]
   float* weights;        // [heads][Q]
   float* scores;         // [L + kTile][Q]: I, then dI
   char* zeros;           // a row
@@ -28,7 +28,7 @@ struct Shared {
   Shared(const Args& a, Workspace& workspace)
       : groups(block_lanes(a.S) / kGroup), keys(a.key, a.L * a.D, workspace) {
     Q = groups * kGroup;
-    queries = workspace.take<int32_t>(a.H * groups * (a.D / kPack<Operand<T>>)*kGroup);
+    queries = workspace.take<int32_t>(a.H * groups * (a.D / kPackOperand<T>)*kGroup);
     weights = workspace.take<float>(a.H * Q);
     scores = workspace.take<float>((a.L + kTile) * Q);
     zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(Operand<T>)));
@@ -36,8 +36,8 @@ struct Shared {
     if (!a.d_query) return;
     scatter.L = a.L;
     scatter.lanes = Q;
-    scatter.weight_words = Q / kPack<Operand<T>>;
-    scatter.paired_words = Q / kPack<Operand<T>> * a.D;
+    scatter.weight_words = Q / kPackOperand<T>;
+    scatter.paired_words = Q / kPackOperand<T> * a.D;
     scatter.widest = a.D;
     scatter.plan(a.H, omp_get_max_threads());
     scatter.take(workspace, omp_get_max_threads());
@@ -51,7 +51,7 @@ struct Buffers {
   float* sums;       // dq of a head [groups][D / 32][32][32]
 
   Buffers(const Args& a, Workspace& workspace) {
-    weights = workspace.take<int32_t>(kTile / kPack<Operand<T>> * kGroup);
+    weights = workspace.take<int32_t>(kTile / kPackOperand<T> * kGroup);
     sums = workspace.take<float>(a.d_query ? a.D * kBlock : 0);
   }
 };
@@ -94,7 +94,7 @@ class Loss {
     return static_cast<const T*>(a_.query) + (g * kGroup * a_.H + h) * a_.D;
   }
   int32_t* packed_of(int64_t h, int g) const {
-    return shared_.queries + (h * shared_.groups + g) * (a_.D / kPack<Operand<T>>)*kGroup;
+    return shared_.queries + (h * shared_.groups + g) * (a_.D / kPackOperand<T>)*kGroup;
   }
   float* weights_of(int64_t h, int g) const { return shared_.weights + h * shared_.Q + g * kGroup; }
   float* scores_of(int64_t key, int g) const {
@@ -275,10 +275,10 @@ class Loss {
     for (int r = 0; r < keys.padded; r += kRows) {
       Floats dots[kRows][kVectors];
       multiply_group<Operand<T>>(keys.of + r, packed_of(h, g), a_.D, dots);
-      for (int i = r; i < r + kRows; i += kPack<Operand<T>>) {
+      for (int i = r; i < r + kRows; i += kPackOperand<T>) {
         for (int v = 0; v < kVectors; ++v) {
-          Floats c[kPack<Operand<T>>];
-          for (int u = 0; u < kPack<Operand<T>>; ++u) {
+          Floats c[kPackOperand<T>];
+          for (int u = 0; u < kPackOperand<T>; ++u) {
             const Floats a = max(Floats{}, dots[i - r + u][v]);
             const Floats dI = load(scores_of(key + i + u, g) + v * kLanes);
             sums[v] = fma(dI, a, sums[v]);
@@ -286,7 +286,7 @@ class Loss {
             Layout::store_key_weights(key_weights + (i + u) * shared_.scatter.weight_words,
                                       g * kVectors + v, c[u]);
           }
-          Layout::store_operand(buffers.weights + i / kPack<Operand<T>> * kGroup + v * kLanes, c);
+          Layout::store_operand(buffers.weights + i / kPackOperand<T> * kGroup + v * kLanes, c);
         }
       }
     }

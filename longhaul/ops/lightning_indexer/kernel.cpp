@@ -42,14 +42,14 @@ struct Buffers {
     indices = workspace.take<int32_t>(slots * TopK::buffer_size(a.K));
   }
   // Of a head.
-  static int64_t words(const Args& a) { return a.D / kPack<Operand<T>>; }
+  static int64_t words(const Args& a) { return a.D / kPackOperand<T>; }
   static bool copied(const Args& a) { return kWidened<T> || a.H != padded_heads(a); }
 };
 
 // key [L, D] to [tiles][D words][48]; keys from L on are zero.
 template <typename T>
 void pack_keys(const T* key, int64_t L, int64_t D, int64_t tile, int32_t* out) {
-  constexpr int kElements = kPack<Operand<T>>;
+  constexpr int kElements = kPackOperand<T>;
   const int64_t words = D / kElements;
   for (int64_t i = 0; i < kTile; ++i) {
     const int64_t s = tile * kTile + i;
@@ -113,7 +113,7 @@ Query prepare(const Args& a, const Buffers<T>& buffers, int64_t row, int64_t slo
     for (int64_t word = 0; word < padded * words; ++word) {
       copy[word] = 0;
       if (word >= a.H * words) continue;
-      copy_words<Operand<T>, 1>(heads + word * kPack<Operand<T>>, copy + word);
+      copy_words<Operand<T>, 1>(heads + word * kPackOperand<T>, copy + word);
     }
     query.heads = reinterpret_cast<const char*>(copy);
   }

@@ -39,7 +39,7 @@ struct Buffers {
     query = workspace.take<int32_t>(a.D / Layout::kStep * lanes);
     scores = workspace.take<float>(units * lanes);
     maxima = workspace.take<float>(K / kKeyBlock * lanes);
-    weights = workspace.take<int32_t>(kKeyBlock / kPack<Operand<T>> * lanes);
+    weights = workspace.take<int32_t>(kKeyBlock / kPackOperand<T> * lanes);
     sums = workspace.take<float>(a.V * Layout::heads(a.H));
     zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(Operand<T>)));
   }
@@ -154,7 +154,7 @@ class Forward {
         store(at, e[u]);
       }
       Layout::store_operand(
-          b.weights + i * Layout::kKeysInUnit / kPack<Operand<T>> * heads + v * Layout::kHeads, e);
+          b.weights + i * Layout::kKeysInUnit / kPackOperand<T> * heads + v * Layout::kHeads, e);
     }
   }
 

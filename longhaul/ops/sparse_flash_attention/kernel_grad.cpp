@@ -27,7 +27,7 @@ struct Buffers {
   Buffers(const longhaul_sparse_attention_args& a, Workspace& workspace) {
     const int64_t vectors = Layout::vectors(a.H);
     packed = workspace.take<int32_t>(vectors * kLanes * (a.D + a.V) / Layout::kStep);
-    weights = workspace.take<int32_t>(kKeyBlock / kPack<Operand<T>> * vectors * kLanes);
+    weights = workspace.take<int32_t>(kKeyBlock / kPackOperand<T> * vectors * kLanes);
     sums = workspace.take<float>(a.D * Layout::heads(a.H));
     zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(Operand<T>)));
   }
@@ -37,7 +37,7 @@ struct Buffers {
 template <typename T, bool kSplit>
 RowScatter plan_scatter(const longhaul_sparse_attention_args& a, Workspace& workspace) {
   const int heads = static_cast<int>(HeadLayout<Operand<T>, kSplit>::heads(a.H));
-  const int words = heads / kPack<Operand<T>>;
+  const int words = heads / kPackOperand<T>;
   RowScatter scatter = {};
   scatter.K = a.K;
   scatter.D = a.D;
@@ -159,11 +159,11 @@ class Backward {
         const Floats p = select(Layout::keys_before(count - at),
                                 exp2(fma(Layout::unit(s), scale2, -lse_[v])), Floats{});
         dS[u] = p * (Layout::unit(d_values) - delta_[v]) * scale;
-        Layout::store_key_weights(key_weights + at * 2 * heads / kPack<Operand<T>>, v, heads, dS[u],
+        Layout::store_key_weights(key_weights + at * 2 * heads / kPackOperand<T>, v, heads, dS[u],
                                   p);
       }
       Layout::store_operand(
-          buffers_.weights + (r + i) / kPack<Operand<T>> * heads + v * Layout::kHeads, dS);
+          buffers_.weights + (r + i) / kPackOperand<T> * heads + v * Layout::kHeads, dS);
     }
   }
 
