@@ -259,6 +259,38 @@ TEST_P(FusedDense, SoftmaxOfTheIndexScores) {
   }
 }
 
+// A NaN in the last key, which only the last query sees, shows in the loss and in that query's
+// gradient, and in nothing else; whether it comes from the indexer or from the attention.
+TEST_P(FusedDense, NaNReachesTheLoss) {
+  constexpr int64_t kLast = 70;
+  const Case c{"", {{kLast + 1}}, 2, 32, 32, 4, 32};
+  const auto in = operands(c, Form::kAbsorbed, dtype());
+  const auto index = indexer(c, dtype());
+  const auto loss_of = [&](const Indexer& of, const Inputs& attended) {
+    const auto own = of.as(dtype());
+    return evaluated(own, ops::dense_indexer_kl_loss(own, state_after(c, attended, Kernel::kFused),
+                                                     of.starts, {.kernel = Kernel::kFused}));
+  };
+  const auto with_nan = [&](const at::Tensor& keys) {
+    const auto x = keys.clone();
+    x.select(1, kLast).fill_(NAN);
+    return x;
+  };
+  auto broken = index;
+  broken.operands[1] = with_nan(index.operands[1]);
+  const auto expected = loss_of(index, in).gradients[0];
+  for (const auto& found : {loss_of(broken, in), loss_of(index, {in[0], with_nan(in[1])})}) {
+    EXPECT_TRUE(found.loss.isnan().item<bool>());
+    const auto& d_query = found.gradients[0];
+    EXPECT_TRUE(at::equal(d_query.narrow(1, 0, kLast), expected.narrow(1, 0, kLast)));
+    EXPECT_TRUE(d_query.select(1, kLast).isnan().any().item<bool>());
+  }
+  const auto softmax =
+      ops::dense_indexer_softmax(broken.as(dtype()), broken.starts, Kernel::kFused);
+  EXPECT_TRUE(softmax.sum_BS[0][kLast].isnan().item<bool>());
+  EXPECT_EQ(softmax.sum_BS.isnan().sum().item<int64_t>(), 1);
+}
+
 // With the softmax known, and some queries at a time.
 TEST_P(FusedDense, IndexerLossInPieces) {
   const Case c{"", {{150, 30}, {-60, 120}}, 3, 64, 32, 4, 32};

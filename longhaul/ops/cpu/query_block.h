@@ -120,7 +120,7 @@ LONGHAUL_INLINE void load_lse(const float* maxima, const float* sums, int64_t st
                               Floats (&lse)[kVectors]) {
   float m[kGroup], s[kGroup];
   for (int i = 0; i < kGroup; ++i) {
-    const bool there = i < count && sums[i * stride] > 0;
+    const bool there = i < count && !(sums[i * stride] <= 0);  // NaN reaches the results
     m[i] = there ? maxima[i * stride] * kLog2E : -kMasked;
     s[i] = there ? sums[i * stride] : 1;
   }

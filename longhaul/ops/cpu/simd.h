@@ -78,6 +78,10 @@ LONGHAUL_INLINE Floats barrier(Floats x) { return __builtin_assoc_barrier(x); }
 // NaN in b goes through, as in x86's instruction.
 LONGHAUL_INLINE Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 LONGHAUL_INLINE Mask greater(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+// Also where either is NaN.
+LONGHAUL_INLINE Mask not_at_most(Floats a, Floats b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_NLE_UQ);
+}
 LONGHAUL_INLINE Mask at_most(Words a, Words b) {
   return _mm512_cmple_epi32_mask(__m512i(a), __m512i(b));
 }
@@ -151,6 +155,7 @@ LONGHAUL_INLINE Words to_lanes(Mask m) {
   return (all_words(static_cast<int32_t>(m)) & load_words(kBits)) != 0;
 }
 LONGHAUL_INLINE Mask greater(Floats a, Floats b) { return to_mask(a > b); }
+LONGHAUL_INLINE Mask not_at_most(Floats a, Floats b) { return 0xffff & ~to_mask(a <= b); }
 LONGHAUL_INLINE Mask at_most(Words a, Words b) { return to_mask(a <= b); }
 LONGHAUL_INLINE Floats select(Mask m, Floats a, Floats b) { return choose(to_lanes(m), a, b); }
 template <typename E>
@@ -182,7 +187,9 @@ LONGHAUL_INLINE Floats scale_by_power(Floats x, Floats n) {
   const Words first = (half + 127) << 23, second = (whole - half + 127) << 23;
   return x * Floats(first) * Floats(second);
 }
-LONGHAUL_INLINE Floats exponent(Floats x) { return to_floats(((Words(x) >> 23) & 255) - 127); }
+LONGHAUL_INLINE Floats exponent(Floats x) {
+  return to_floats(((Words(x) >> 23) & 255) - 127) + (x - x);  // NaN stays NaN
+}
 LONGHAUL_INLINE Floats mantissa(Floats x) { return Floats((Words(x) & 0x807fffff) | 0x3f800000); }
 // Of a vector's lanes two at a time by f, always in the same order.
 template <typename F>

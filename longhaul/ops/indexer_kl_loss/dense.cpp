@@ -121,7 +121,7 @@ class FusedLoss {
   }
 
   void add(const QueryBlock& at, const Tensor& head_sum) {
-    const Tensor sum = head_sum.contiguous();
+    const Tensor sum = head_sum.to(at::kFloat).contiguous();
     const auto of_queries = [&](const Tensor& x) {
       return x.defined() ? operands_.queries(x, at).data_ptr<float>() : nullptr;
     };

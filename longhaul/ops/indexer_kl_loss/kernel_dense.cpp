@@ -177,7 +177,7 @@ class Loss {
 
   void store_softmax(int64_t vector) const {
     const Softmax softmax = softmax_of(vector);
-    const Mask some = greater(softmax.max, all(kMasked));
+    const Mask some = not_at_most(softmax.max, all(kMasked));
     store_queries(vector, select(some, softmax.max, Floats{}), a_.softmax_max);
     store_queries(vector, select(some, softmax.sum, Floats{}), a_.softmax_sum);
   }
@@ -200,7 +200,7 @@ class Loss {
     Floats mass = {};
     over_keys(mass, [&](int64_t key) { return load(head_sum + key * Q); });
     const Softmax softmax = a_.softmax_max ? given_softmax_of(vector) : softmax_of(vector);
-    const Mask counts = greater(mass, Floats{});
+    const Mask counts = not_at_most(mass, Floats{});  // NaN reaches the loss
     mass = select(counts, mass, all(1.0F));
     const Floats total = select(counts, softmax.sum, all(1.0F)), shift = softmax.max * kLog2E;
     const Floats inverse = 1.0F / total, log_sum = log2(total);
