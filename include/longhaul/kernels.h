@@ -20,7 +20,8 @@ extern "C" {
 
 typedef enum longhaul_dtype { LONGHAUL_FLOAT32 = 0, LONGHAUL_BFLOAT16 = 1 } longhaul_dtype;
 
-/* Query t sees keys first_key[t] to last_key[t]; none if the first comes after the last. */
+/* Query t sees keys first_key[t] to last_key[t]; none if the first comes after the last. D is even
+ * in bf16. */
 typedef struct longhaul_lightning_indexer_args {
   longhaul_dtype dtype; /* of query and key */
   int64_t B, S, L, H, D, K;

@@ -179,13 +179,13 @@ TEST(Product, ShapesAndDtypesThatDoNotFit) {
   EXPECT_THAT(message_of([] {
                 ops::product(at::zeros({2, 3}), at::zeros({4, 5}));
               }),
-              HasSubstr("product of [2 x 3] and [4 x 5]"));
+              HasSubstr("got [2 x 3] and [4 x 5]"));
   EXPECT_THAT(message_of([] {
                 ops::bmm(at::zeros({2, 3, 4}), at::zeros({3, 4, 5}));
               }),
-              HasSubstr("product of [2 x 3 x 4] and [3 x 4 x 5]"));
+              HasSubstr("got [2 x 3 x 4] and [3 x 4 x 5]"));
   EXPECT_THAT(message_of([] { ops::product(at::zeros({3}), at::zeros({3})); }),
-              HasSubstr("product of [3] and [3]"));
+              HasSubstr("got [3] and [3]"));
   EXPECT_THAT(message_of([&] {
                 ops::product_out(at::zeros({2, 3}), at::zeros({3, 5}), small);
               }),

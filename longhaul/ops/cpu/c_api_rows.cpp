@@ -27,7 +27,8 @@ const char* check_shape(const longhaul_swiglu_args& a) {
 
 const char* check_shape(const longhaul_swiglu_grad_args& a) {
   if (const char* error = check_at_least(0, a.rows, "rows")) return error;
-  return check_at_least(0, a.D, "D");
+  if (const char* error = check_at_least(0, a.D, "D")) return error;
+  return check_at_least(a.D, a.d_stride, "d_stride");
 }
 
 }  // namespace longhaul::cpu

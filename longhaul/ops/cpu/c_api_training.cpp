@@ -5,7 +5,8 @@ namespace longhaul::cpu {
 
 const char* check_shape(const longhaul_cross_entropy_args& a) {
   if (const char* error = check_at_least(0, a.rows, "rows")) return error;
-  return check_at_least(0, a.V, "V");
+  if (const char* error = check_at_least(0, a.V, "V")) return error;
+  return check_at_least(a.V, a.stride, "stride");  // rows are written
 }
 
 const char* check_shape(const longhaul_adam_w_args& a) {

@@ -28,12 +28,14 @@ std::vector<Group> groups_of(const Tensor& counts_E, int64_t total_rows) {
   const auto* count = counts.const_data_ptr<int64_t>();
   int64_t begin = 0;
   for (int64_t e = 0; e < counts.numel(); ++e) {
-    LONGHAUL_CHECK(count[e] >= 0, "grouped_matmul: expert {} has {} rows", e, count[e]);
+    LONGHAUL_CHECK(count[e] >= 0, "grouped_matmul: counts[{}]: expected at least 0, got {}", e,
+                   count[e]);
     if (count[e] > 0) groups.push_back({e, begin, count[e]});
     begin += count[e];
   }
-  LONGHAUL_CHECK(begin <= total_rows, "grouped_matmul: counts add up to {}, x has {} rows", begin,
-                 total_rows);
+  LONGHAUL_CHECK(begin <= total_rows,
+                 "grouped_matmul: counts: expected together at most the {} rows of x, got {}",
+                 total_rows, begin);
   return groups;
 }
 

@@ -80,8 +80,9 @@ Layout::Layout(const char* op, std::string_view name, const Tensor& query)
     : op_(op), packed_(name == "TND") {
   LONGHAUL_CHECK(packed_ || name == "BSND", "{}: layout '{}' is none of 'BSND' and 'TND'", op,
                  name);
-  LONGHAUL_CHECK(query.dim() == (packed_ ? 3 : 4), "{}: query [{}] is not of layout {}", op,
-                 shape_text(query), name);
+  LONGHAUL_CHECK(query.dim() == (packed_ ? 3 : 4),
+                 "{}: query: expected {} dimensions ({}), got [{}]", op, packed_ ? 3 : 4, name,
+                 shape_text(query));
 }
 
 Tensor Layout::doc_start_BS(const Tensor& rows, const std::optional<Tensor>& lengths) const {

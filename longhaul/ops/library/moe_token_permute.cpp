@@ -20,10 +20,25 @@ Tensor by_token(const Tensor& indices) {
   return (indices.dim() == 1 ? indices.unsqueeze(1) : indices).to(at::kLong);
 }
 
+// Where rows stood twice, others would never be written.
+void check_permutation(const Tensor& sorted_indices) {
+  const int64_t n = sorted_indices.numel();
+  const int64_t* indices = sorted_indices.const_data_ptr<int64_t>();
+  std::vector<bool> seen(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    const bool there = indices[i] >= 0 && indices[i] < n;
+    LONGHAUL_CHECK(there && !seen[indices[i]],
+                   "sorted_indices: expected each of 0 to {} once, got {} {}", n - 1, indices[i],
+                   there ? "twice" : "too");
+    seen[indices[i]] = true;
+  }
+}
+
 // What the other operators need of moe_token_permute's order: the row of each choice; and the
 // choice of each row, which only the reference asks for.
 TokenOrder order_from(const Tensor& sorted_indices, int64_t k, bool for_reference) {
   const Tensor inverse = sorted_indices.to(at::kLong).contiguous();
+  check_permutation(inverse);
   return {.order = for_reference ? inverse.argsort() : inverse,
           .inverse = inverse.view({-1, k}),
           .counts_E = {}};
@@ -51,6 +66,7 @@ Tensor moe_token_permute_grad(const Tensor& tokens, const Tensor& grad_permuted_
                               bool padded_mode) {
   check_not_padded("moe_token_permute_grad", padded_mode, std::nullopt);
   check_dims(tokens, 2, "moe_token_permute_grad: tokens");
+  check_shape(tokens, {by_token(indices).size(0), kAnySize}, "moe_token_permute_grad: tokens");
   check_shape(sorted_indices, {indices.numel()}, "moe_token_permute_grad: sorted_indices");
   check_shape(grad_permuted_tokens, {indices.numel(), tokens.size(1)},
               "moe_token_permute_grad: grad_permuted_tokens");

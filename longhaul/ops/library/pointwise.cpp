@@ -25,11 +25,12 @@ std::tuple<Tensor, Tensor> rms_norm(const Tensor& input, const Tensor& gamma, do
 std::tuple<Tensor, Tensor> add_rms_norm_backward(const Tensor& dy, const Tensor& x,
                                                  const Tensor& gamma, const Tensor& rstd,
                                                  const MaybeTensor& d_x) {
-  check_shape(gamma, {x.size(-1)}, "rms_norm_backward: gamma");
-  check_shape(dy, x.sizes(), "rms_norm_backward: dy");
-  LONGHAUL_CHECK(rstd.numel() * x.size(-1) == x.numel() && rstd.scalar_type() == wide_type(x),
-                 "rms_norm_backward: rstd [{}] is not that of input [{}]", shape_text(rstd),
-                 shape_text(x));
+  check_shape(gamma, {x.size(-1)}, "gradient of rms_norm: gamma");
+  check_shape(dy, x.sizes(), "gradient of rms_norm: dy");
+  const int64_t rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
+  LONGHAUL_CHECK(rstd.numel() == rows && rstd.scalar_type() == wide_type(x),
+                 "gradient of rms_norm: rstd: expected {} numbers in {}, got {} in {}", rows,
+                 c10::toString(wide_type(x)), rstd.numel(), c10::toString(rstd.scalar_type()));
   if (d_x) check_shape(*d_x, x.sizes(), "add_rms_norm_backward: d_x");
   const auto dtype = x.scalar_type();
   const auto result =
@@ -46,8 +47,7 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x1, const Tensor& 
                                                 const Tensor& gamma, double epsilon) {
   check_shape(gamma, {x1.size(-1)}, "add_rms_norm: gamma");
   check_shape(x2, x1.sizes(), "add_rms_norm: x2");
-  LONGHAUL_CHECK(x1.scalar_type() == x2.scalar_type(), "add_rms_norm: x1 is {}, x2 {}",
-                 c10::toString(x1.scalar_type()), c10::toString(x2.scalar_type()));
+  check_same_dtype(x2, x1, "add_rms_norm: x2", "x1");
   const NormForward out = rms_norm_forward(x1, x2, gamma, epsilon);
   return {out.y, by_row(out.rstd, x1), out.sum};
 }
@@ -119,7 +119,8 @@ struct GatedRows {
 
   GatedRows(const Tensor& x, int64_t some_dim) : dim(at::maybe_wrap_dim(some_dim, x.dim())) {
     LONGHAUL_CHECK(x.dim() > 0 && x.size(dim) % 2 == 0,
-                   "swiglu: input [{}] has no two halves in dimension {}", shape_text(x), some_dim);
+                   "swiglu: input: expected an even size in dimension {}, got [{}]", some_dim,
+                   shape_text(x));
     rows = c10::multiply_integers(x.sizes().slice(0, dim));
     width = c10::multiply_integers(x.sizes().slice(dim));
   }

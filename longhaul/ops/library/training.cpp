@@ -25,9 +25,11 @@ ThreeTensors by_reference(const Tensor& hidden, const Tensor& weight, const Tens
 }
 
 // Both gradients without the factor that backward brings; d_weight in fp32 (fp64 for fp64).
-ThreeTensors linear_cross_entropy_and_grad(const Tensor& hidden, const Tensor& weight,
-                                           const Tensor& labels, Mask2 output_mask) {
+ThreeTensors linear_cross_entropy_and_grad(const Tensor& rows, const Tensor& weight,
+                                           const Tensor& labels_of_rows, Mask2 output_mask) {
   const at::NoGradGuard no_grad;
+  const Tensor hidden = rows.dim() > 2 ? rows.flatten(0, -2) : rows;
+  const Tensor labels = labels_of_rows.flatten();
   Tensor loss, d_hidden, d_weight;
   if (why_no_cpu_kernel(hidden).empty()) {
     const auto found = linear_cross_entropy_gradients(
@@ -38,7 +40,7 @@ ThreeTensors linear_cross_entropy_and_grad(const Tensor& hidden, const Tensor& w
   } else {
     std::tie(loss, d_hidden, d_weight) = by_reference(hidden, weight, labels);
   }
-  return {loss, output_mask[0] ? d_hidden : no_result(hidden),
+  return {loss, output_mask[0] ? d_hidden.view_as(rows) : no_result(hidden),
           output_mask[1] ? d_weight : no_result(loss)};
 }
 

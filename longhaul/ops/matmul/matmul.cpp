@@ -85,17 +85,12 @@ struct BmmFunction : torch::autograd::Function<BmmFunction> {
   }
 };
 
-void check_same_dtype(const Tensor& a, const Tensor& b) {
-  LONGHAUL_CHECK(a.scalar_type() == b.scalar_type(), "product of {} and {}",
-                 c10::toString(a.scalar_type()), c10::toString(b.scalar_type()));
-}
-
 }  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& weight_NK) {
   LONGHAUL_CHECK(weight_NK.dim() == 2 && x.size(-1) == weight_NK.size(1),
-                 "linear: input [{}], weight [{}]", shape_text(x), shape_text(weight_NK));
-  check_same_dtype(x, weight_NK);
+                 "linear: weight: expected [N, {}], got [{}]", x.size(-1), shape_text(weight_NK));
+  check_same_dtype(weight_NK, x, "linear: weight", "the input");
   return LinearFunction::apply(x, weight_NK);
 }
 
@@ -106,14 +101,14 @@ Tensor linear_by_head(const Tensor& x_BSHI, const Tensor& weight_HIO) {
   }
   const int64_t B = x_BSHI.size(0), S = x_BSHI.size(1), H = x_BSHI.size(2);
   const Tensor x_HTI = x_BSHI.reshape({B * S, H, x_BSHI.size(3)}).transpose(0, 1);
-  check_same_dtype(x_HTI, weight_HIO);
+  check_same_dtype(weight_HIO, x_HTI, "linear_by_head: weight", "the input");
   return BmmFunction::apply(x_HTI, weight_HIO, "linear_by_head")
       .transpose(0, 1)
       .reshape({B, S, H, weight_HIO.size(2)});
 }
 
 Tensor bmm(const Tensor& a_BMK, const Tensor& b_BKN) {
-  check_same_dtype(a_BMK, b_BKN);
+  check_same_dtype(b_BKN, a_BMK, "bmm: second factor", "the first");
   return BmmFunction::apply(a_BMK, b_BKN, nullptr);
 }
 

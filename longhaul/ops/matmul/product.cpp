@@ -67,7 +67,9 @@ std::string fp32_product_kernels() {
 void product_out(const Tensor& a, const Tensor& b, Tensor& out, float beta) {
   LONGHAUL_CHECK(a.dim() == b.dim() && (a.dim() == 2 || a.dim() == 3) && a.size(-1) == b.size(-2) &&
                      (a.dim() == 2 || a.size(0) == b.size(0)),
-                 "product of [{}] and [{}]", shape_text(a), shape_text(b));
+                 "product: expected [M, K] and [K, N], or both with as many in front, got [{}] and "
+                 "[{}]",
+                 shape_text(a), shape_text(b));
   auto expected = a.sizes().vec();
   expected.back() = b.size(-1);
   check_shape(out, expected, "result of a product");
@@ -86,8 +88,9 @@ void product_out(const Tensor& a, const Tensor& b, Tensor& out, float beta) {
 }
 
 Tensor product(const Tensor& a, const Tensor& b) {
-  LONGHAUL_CHECK(a.dim() >= 2 && b.dim() == a.dim(), "product of [{}] and [{}]", shape_text(a),
-                 shape_text(b));
+  LONGHAUL_CHECK(a.dim() >= 2 && b.dim() == a.dim(),
+                 "product: expected matrices with as many dimensions each, got [{}] and [{}]",
+                 shape_text(a), shape_text(b));
   auto shape = a.sizes().vec();
   shape.back() = b.size(-1);
   Tensor out = at::empty(shape, a.options());

@@ -133,8 +133,7 @@ NormedSum rms_norm_add(const Tensor& x, const Tensor& residual, const Tensor& we
   }
   check_shape(weight_D, {x.size(-1)}, "rms_norm_add: weight");
   check_shape(residual, x.sizes(), "rms_norm_add: residual");
-  LONGHAUL_CHECK(x.scalar_type() == residual.scalar_type(), "rms_norm_add: x is {}, residual {}",
-                 c10::toString(x.scalar_type()), c10::toString(residual.scalar_type()));
+  check_same_dtype(residual, x, "rms_norm_add: residual", "x");
   if (kernel == Kernel::kFused) {
     const std::string reason = why_no_cpu_kernel(x);
     if (reason.empty()) {

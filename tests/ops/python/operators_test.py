@@ -484,6 +484,12 @@ class Training(TestCase):
             with torch.no_grad():
                 loss = ops.linear_cross_entropy(hidden, weight, labels)
             self.close(loss, definition(hidden, weight), dtype)
+            # Rows of a batch.
+            self.same(
+                lambda h, w: ops.linear_cross_entropy(h.view(2, 15, 32), w, labels.view(2, 15)),
+                definition,
+                (hidden, weight),
+            )
 
     def test_adam_w(self):
         options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}

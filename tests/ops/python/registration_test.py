@@ -295,7 +295,9 @@ class Errors(TestCase):
         self.refuses("layout 'SBH'", ops.lightning_indexer, zeros(2, 3, 4), zeros(2, 3, 1),
                      zeros(2, 3), layout_query="SBH", layout_key="SBH")  # fmt: skip
         self.refuses("rms_norm: gamma", ops.rms_norm, zeros(2, 8), zeros(9))
-        self.refuses("no two halves", ops.swiglu, zeros(2, 7))
+        self.refuses("even size in dimension -1, got .2 x 7", ops.swiglu, zeros(2, 7))
+        self.refuses("each of 0 to 3 once, got 1 twice", ops.moe_token_unpermute, zeros(4, 8),
+                     torch.tensor([0, 1, 1, 3]))  # fmt: skip
         self.refuses("rotary_mode 'quarter'", ops.rotary_mul, zeros(1, 2, 1, 4), zeros(1, 2, 1, 4),
                      zeros(1, 2, 1, 4), "quarter")  # fmt: skip
         self.refuses("eps is", ops.moe_gating_top_k, zeros(2, 4), 1, eps=1e-3)
