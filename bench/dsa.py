@@ -92,7 +92,7 @@ SHAPES = [
     Shape(
         "real_head_4k",
         (4096, 16, 512, 64, 64, 128, 2048),
-        min(REPEATS, 3),
+        REPEATS,
         (91, 71, 72, 73),
         peers=REAL_PEERS,
         reference=8,
@@ -105,7 +105,7 @@ SHAPES = [
 
 
 def run(what, command, environment):
-    machine.say(what)
+    machine.say(f"{what} ({machine.memory_settings(environment)})")
     done = machine.run(command, environment)
     machine.say(f"  others took {100 * done.others:.0f}% of the CPU")
     return json.loads(done.stdout)

@@ -122,6 +122,9 @@ def measure(case, work, python):
         )
         for peer in case.peers
     }
+    machine.say(f"longhaul: {machine.memory_settings(machine.PROCESS_POLICY)}")
+    for peer in case.peers:
+        machine.say(f"{peer.name}: {machine.memory_settings(peer.environment)}")
     ratios = {peer.name: [] for peer in case.peers}
     for index in range(ROUNDS):
         machine.say(f"{case.length.seq_len} tokens, round {index + 1}")

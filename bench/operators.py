@@ -58,5 +58,6 @@ def compare_with_reference():
 
 
 if __name__ == "__main__":
+    machine.say(f"all sides: {machine.memory_settings(machine.PROCESS_POLICY)}")
     compare_with_pytorch()
     compare_with_reference()

@@ -46,17 +46,13 @@ PEERS = [
 
 
 def describe():
-    def settings(variables):
-        return " ".join(f"{key}={value}" for key, value in variables.items())
-
     load = os.getloadavg()[0]
     threads = machine.THREADS
     machine.say(f"{ROUNDS} rounds of {STEPS} steps, {threads} threads, load average {load:.2f}")
-    own = settings(machine.PROCESS_POLICY)
-    machine.say(f"  longhaul, by itself: {own}")
+    machine.say(f"  longhaul, by itself: {machine.memory_settings(machine.PROCESS_POLICY)}")
     for peer in PEERS:
-        allocator = settings(peer.environment) or "allocator as it comes"
-        machine.say(f"  {peer.name}: {' '.join([allocator, *peer.arguments])}")
+        settings = machine.memory_settings(peer.environment)
+        machine.say(f"  {peer.name}: {' '.join([settings, *peer.arguments])}")
 
 
 def measure(ours, sides):

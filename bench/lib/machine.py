@@ -46,6 +46,13 @@ def environment(extra=None):
     return kept | {"OMP_NUM_THREADS": str(THREADS)} | (extra or {})
 
 
+def memory_settings(variables):
+    """What an environment says of the allocator and of waiting threads, for people."""
+    names = ("MALLOC_", "GLIBC_TUNABLES", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    said = [f"{key}={value}" for key, value in variables.items() if key.startswith(names)]
+    return " ".join(said) or "allocator as it comes"
+
+
 def say(text):
     print(text, file=sys.stderr, flush=True)
 
