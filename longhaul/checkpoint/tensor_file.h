@@ -1,4 +1,4 @@
-// at::Tensor to and from safetensors bytes, and the two helpers for a file that fits into memory.
+// at::Tensor to and from safetensors bytes, and functions for a file that fits into memory.
 // Knows nothing of steps, manifests or Hugging Face folders. Called by the rest of checkpoint/, by
 // debug dumps and by tests that read reference vectors.
 #pragma once

@@ -1,5 +1,7 @@
 // The C functions of the kernels that go through rows and elements, as fused_memory_test.cpp has
 // those of attention.
+#include <numeric>
+
 #include "tests/ops/fused_memory.h"
 
 namespace longhaul::testing {
@@ -158,13 +160,92 @@ void run_grouped_matmul(const Shape& s, Arrays& arrays) {
                                                .d_weight = arrays.result(s.dtype, E * N * K)});
 }
 
+// Heads and tokens at distances of their own.
+void run_rotary_mul(const Shape& s, Arrays& arrays) {
+  const int64_t T = s.B * s.S, R = 2 * s.K;
+  longhaul_rotary_mul_args a = {};
+  a.dtype = s.dtype;
+  a.interleaved = arrays.random()() % 2 != 0;
+  a.backward = arrays.random()() % 2 != 0;
+  a.T = T;
+  a.H = s.H;
+  a.R = R;
+  a.head_stride = R + s.L % 5;
+  a.token_stride = s.H * a.head_stride + s.L % 3;
+  a.x = arrays.numbers(s.dtype, (T - 1) * a.token_stride + (s.H - 1) * a.head_stride + R);
+  a.cos = arrays.floats(T * R / 2);
+  a.sin = arrays.floats(T * R / 2);
+  a.out = arrays.result(s.dtype, T * s.H * R);
+  EXPECT_STREQ(longhaul_rotary_mul(&a), nullptr);
+}
+
+void run_swiglu(const Shape& s, Arrays& arrays) {
+  const int64_t rows = s.B * s.S, D = s.L, gate_stride = D + s.K, up_stride = D + s.H;
+  longhaul_swiglu_args a = {};
+  a.dtype = s.dtype;
+  a.rows = rows;
+  a.D = D;
+  a.gate_stride = gate_stride;
+  a.up_stride = up_stride;
+  a.gate = arrays.numbers(s.dtype, (rows - 1) * gate_stride + D, -20, 20);
+  a.up = arrays.numbers(s.dtype, (rows - 1) * up_stride + D);
+  a.y = arrays.result(s.dtype, rows * D);
+  EXPECT_STREQ(longhaul_swiglu(&a), nullptr);
+  longhaul_swiglu_grad_args g = {};
+  g.dtype = s.dtype;
+  g.rows = rows;
+  g.D = D;
+  g.dy_stride = up_stride;
+  g.gate_stride = gate_stride;
+  g.up_stride = up_stride;
+  g.d_stride = D;
+  g.dy = arrays.numbers(s.dtype, (rows - 1) * up_stride + D);
+  g.gate = a.gate;
+  g.up = a.up;
+  g.d_gate = arrays.result(s.dtype, rows * D);
+  g.d_up = arrays.result(s.dtype, rows * D);
+  EXPECT_STREQ(longhaul_swiglu_grad(&g), nullptr);
+}
+
+// Rows in any order; with and without weights, and with the gradient of these.
+void run_permute(const Shape& s, Arrays& arrays) {
+  const int64_t T = s.B * s.S, k = 1 + s.H % 9, D = s.L;
+  std::vector<int64_t> inverse(static_cast<size_t>(T * k));
+  std::iota(inverse.begin(), inverse.end(), 0);
+  std::shuffle(inverse.begin(), inverse.end(), arrays.random());
+  const bool weighted = arrays.random()() % 2 != 0, graded = arrays.random()() % 2 != 0;
+  longhaul_moe_token_permute_args a = {};
+  a.dtype = s.dtype;
+  a.T = T;
+  a.k = k;
+  a.D = D;
+  a.tokens = arrays.numbers(s.dtype, T * D);
+  a.inverse = inverse.data();
+  a.probs = weighted ? arrays.floats(T * k) : nullptr;
+  a.permuted = arrays.result(s.dtype, T * k * D);
+  a.rows = graded ? arrays.numbers(s.dtype, T * k * D) : nullptr;
+  a.d_probs = graded ? arrays.result_floats(T * k) : nullptr;
+  EXPECT_STREQ(longhaul_moe_token_permute(&a), nullptr);
+  longhaul_moe_token_unpermute_args u = {};
+  u.dtype = s.dtype;
+  u.T = T;
+  u.k = k;
+  u.D = D;
+  u.permuted = a.permuted;
+  u.inverse = inverse.data();
+  u.probs = a.probs;
+  u.tokens = arrays.result(s.dtype, T * D);
+  EXPECT_STREQ(longhaul_moe_token_unpermute(&u), nullptr);
+}
+
 class FusedRowMemory : public FusedKernels<RunFunction> {};
 
 TEST_P(FusedRowMemory, RandomShapes) { run_at_random_shapes(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, FusedRowMemory,
                          ::testing::Values(run_cross_entropy, run_rms_norm, run_gating, run_adam_w,
-                                           run_grouped_matmul));
+                                           run_grouped_matmul, run_rotary_mul, run_swiglu,
+                                           run_permute));
 
 }  // namespace
 }  // namespace longhaul::testing
