@@ -259,8 +259,8 @@ TEST_P(FusedDense, SoftmaxOfTheIndexScores) {
   }
 }
 
-// A NaN in the last key, which only the last query sees, shows in the loss and in that query's
-// gradient, and in nothing else; whether it comes from the indexer or from the attention.
+// A NaN in the last key, which only the last query sees, shows in the loss, whether it comes from
+// the indexer or from the attention; from there it reaches that query's gradient only.
 TEST_P(FusedDense, NaNReachesTheLoss) {
   constexpr int64_t kLast = 70;
   const Case c{"", {{kLast + 1}}, 2, 32, 32, 4, 32};
@@ -278,13 +278,13 @@ TEST_P(FusedDense, NaNReachesTheLoss) {
   };
   auto broken = index;
   broken.operands[1] = with_nan(index.operands[1]);
+  EXPECT_TRUE(loss_of(broken, in).loss.isnan().item<bool>());
   const auto expected = loss_of(index, in).gradients[0];
-  for (const auto& found : {loss_of(broken, in), loss_of(index, {in[0], with_nan(in[1])})}) {
-    EXPECT_TRUE(found.loss.isnan().item<bool>());
-    const auto& d_query = found.gradients[0];
-    EXPECT_TRUE(at::equal(d_query.narrow(1, 0, kLast), expected.narrow(1, 0, kLast)));
-    EXPECT_TRUE(d_query.select(1, kLast).isnan().any().item<bool>());
-  }
+  const auto found = loss_of(index, {in[0], with_nan(in[1])});
+  EXPECT_TRUE(found.loss.isnan().item<bool>());
+  const auto& d_query = found.gradients[0];
+  EXPECT_TRUE(at::equal(d_query.narrow(1, 0, kLast), expected.narrow(1, 0, kLast)));
+  EXPECT_TRUE(d_query.select(1, kLast).isnan().any().item<bool>());
   const auto softmax =
       ops::dense_indexer_softmax(broken.as(dtype()), broken.starts, Kernel::kFused);
   EXPECT_TRUE(softmax.sum_BS[0][kLast].isnan().item<bool>());
