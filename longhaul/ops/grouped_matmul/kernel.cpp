@@ -2,6 +2,8 @@
 // matrix once and takes up to kTaskRows rows through it.
 #include <omp.h>
 
+#include <algorithm>
+
 #include "include/longhaul/kernels.h"
 #include "longhaul/ops/cpu/dtype.h"
 #include "longhaul/ops/cpu/kernel_table.h"
@@ -31,7 +33,7 @@ int64_t list_tasks(const Args& a, Task* tasks, int64_t& end) {
   end = 0;
   for (int64_t e = 0; e < a.E; ++e) {
     for (int64_t done = 0; done < a.counts[e]; done += kTaskRows) {
-      tasks[count++] = {e, end + done, least(kTaskRows, a.counts[e] - done)};
+      tasks[count++] = {e, end + done, std::min(kTaskRows, a.counts[e] - done)};
     }
     end += a.counts[e];
   }
@@ -62,7 +64,7 @@ struct Buffers {
 template <typename T>
 void pack_panel(const Args& a, int64_t expert, int64_t column, const Buffers<T>& buffers) {
   const T* weight = static_cast<const T*>(a.weight) + expert * a.N * a.K;
-  const int64_t columns = least(kPanel, out_width(a) - column);
+  const int64_t columns = std::min<int64_t>(kPanel, out_width(a) - column);
   if (a.transposed) {
     pack_columns(weight + column, a.K, a.N, columns, buffers.words, buffers.panel);
   } else {
@@ -95,11 +97,11 @@ LONGHAUL_INLINE OperandRows operands(const Args& a, const T* in, int64_t count,
 
 template <typename T>
 void multiply(const Args& a, const Task& task, int64_t column, const Buffers<T>& buffers) {
-  const int64_t columns = least(kPanel, out_width(a) - column);
+  const int64_t columns = std::min<int64_t>(kPanel, out_width(a) - column);
   const T* in = static_cast<const T*>(a.in) + task.begin * in_width(a);
   T* out = static_cast<T*>(a.out) + task.begin * out_width(a) + column;
   for (int64_t row = 0; row < task.rows; row += kRows) {
-    const int64_t count = least(kRows, task.rows - row);
+    const int64_t count = std::min<int64_t>(kRows, task.rows - row);
     const auto [rows, bytes] = operands(a, in + row * in_width(a), count, buffers);
     Floats acc[kRows][kVectors] = {};
     multiply_panel<T>(rows, bytes, count, buffers.panel, buffers.words, acc);
@@ -138,8 +140,8 @@ void run(const Args& a, void* memory) {
       multiply(a, task, column, buffers);
     }
   }
-  T* out = static_cast<T*>(a.out);
-  for (int64_t i = end * out_width(a); i < a.M * out_width(a); ++i) out[i] = {};
+  std::fill(static_cast<T*>(a.out) + end * out_width(a),
+            static_cast<T*>(a.out) + a.M * out_width(a), T{});
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 // one matrix, chunk by chunk of rows, in a fixed order.
 #include <omp.h>
 
+#include <algorithm>
+
 #include "include/longhaul/kernels.h"
 #include "longhaul/ops/cpu/dtype.h"
 #include "longhaul/ops/cpu/kernel_table.h"
@@ -40,7 +42,7 @@ int64_t list_chunks(const Args& a, const Chunks& chunks) {
   for (int64_t e = 0; e < a.E; ++e) {
     chunks.first[e] = count;
     for (int64_t done = 0; done < a.counts[e]; done += kChunkRows) {
-      const int64_t rows = least(kChunkRows, a.counts[e] - done);
+      const int64_t rows = std::min(kChunkRows, a.counts[e] - done);
       const int64_t words = round_up(rows, kLanes * kPackOperand<T>) / kPackOperand<T>;
       chunks.of[count++] = {row + done, rows, words, place};
       place += words;
@@ -95,12 +97,10 @@ class WeightGradient {
   void make_panel(int64_t e, int64_t column, int thread) const {
     const Chunk* chunk = buffers_.chunks.of + buffers_.chunks.first[e];
     const Chunk* end = buffers_.chunks.of + buffers_.chunks.first[e + 1];
-    const int64_t columns = least(kPanel, a_.K - column);
+    const int64_t columns = std::min<int64_t>(kPanel, a_.K - column);
     T* out = static_cast<T*>(a_.d_weight) + e * a_.N * a_.K + column;
     if (chunk == end) {
-      for (int64_t n = 0; n < a_.N; ++n) {
-        for (int64_t i = 0; i < columns; ++i) out[n * a_.K + i] = {};
-      }
+      for (int64_t n = 0; n < a_.N; ++n) std::fill_n(out + n * a_.K, columns, T{});
       return;
     }
     int32_t* panel = buffers_.panels + Buffers<T>::panel_words() * thread;
@@ -116,7 +116,7 @@ class WeightGradient {
           store_sums(acc, sums + n * kPanel);
           continue;
         }
-        const int64_t count = least(kRows, a_.N - n);
+        const int64_t count = std::min<int64_t>(kRows, a_.N - n);
         for (int64_t r = 0; r < count; ++r) store_columns(out + (n + r) * a_.K, acc[r], columns);
       }
     }

@@ -14,8 +14,6 @@ constexpr int kPanel = 32;  // columns
 constexpr int kVectors = kPanel / kLanes;
 constexpr int kRows = 8;  // that are multiplied at a time
 
-LONGHAUL_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // Sixteen words of operands from as many elements as they hold.
 template <typename T>
 LONGHAUL_INLINE Words load_operands(const T* from) {
