@@ -18,6 +18,8 @@ Tensor sparse_attention_head_sum(const Tensor& query, const Tensor& key,
   const AttentionState attention = attention_state(
       layout, dense_attention_operands(layout, {op, query, key, {}, query_rope, key_rope}),
       softmax_max, softmax_sum, scale_value);
+  check_values(sparse_indices, -1, attention.key.size(1) - 1,
+               "sparse_attention_head_sum: sparse_indices");
   return layout.with_head(ops::sparse_attention_head_sum(
       attention, layout.shared_head(sparse_indices, "sparse_indices")));
 }

@@ -17,6 +17,7 @@ namespace cpu {
 
 Tensor grouped_matmul(const Tensor& x, const Tensor& weight, const Tensor& group_list) {
   const at::NoGradGuard no_grad;
+  check_is_integer(group_list, "grouped_matmul: group_list");
   return ops::grouped_matmul(x, weight, group_list.to(at::kLong), Kernel::kFused);
 }
 

@@ -113,6 +113,7 @@ Tensor Layout::shared_head(const Tensor& operand, const char* what) const {
 Tensor Layout::selected_keys(const Tensor& sparse_indices, const Tensor& key,
                              const std::optional<Tensor>& lengths) const {
   const Tensor rows = shared_head(sparse_indices, "sparse_indices");
+  check_is_integer(sparse_indices, "sparse_indices");
   const Tensor indices = to_int32(rows);
   const Tensor doc_start = doc_start_BS(key, lengths).contiguous();
   const int64_t B = indices.size(0), S = indices.size(1), K = indices.size(2);

@@ -44,6 +44,8 @@ TokenOrder order_from(const Tensor& sorted_indices, int64_t k, bool for_referenc
           .counts_E = {}};
 }
 
+constexpr int64_t kMostExperts = 1 << 16;  // their rows are counted one by one
+
 std::tuple<Tensor, Tensor> moe_token_permute(const Tensor& tokens, const Tensor& indices,
                                              std::optional<int64_t> num_out_tokens,
                                              bool padded_mode) {
@@ -54,6 +56,7 @@ std::tuple<Tensor, Tensor> moe_token_permute(const Tensor& tokens, const Tensor&
   LONGHAUL_CHECK(num_out_tokens.value_or(0) == 0 || *num_out_tokens == indices.numel(),
                  "{}: num_out_tokens is {}, all {} rows are kept", op, *num_out_tokens,
                  indices.numel());
+  check_values(indices, 0, kMostExperts - 1, "moe_token_permute: indices");
   const Tensor experts = by_token(indices);
   const int64_t num_experts = experts.numel() == 0 ? 1 : experts.max().item<int64_t>() + 1;
   const auto order = sort_by_expert(experts, num_experts);

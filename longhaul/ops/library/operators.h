@@ -50,11 +50,24 @@ inline MaybeTensor as_optional(const Tensor& x) {
 // A result that the schema has and that is not there.
 inline Tensor no_result(const Tensor& like) { return at::empty({0}, like.options()); }
 
-// For the Meta kernels: a contiguous result of the device of `like`.
+// For the Meta kernels: a contiguous result of the device of `like`. One argument on that device is
+// enough to get here; beside others it would have results that nobody computes.
 inline Tensor sized(const Tensor& like, const SymSizes& sizes, at::ScalarType dtype) {
+  LONGHAUL_CHECK(like.is_meta(), "expected all arguments on one device, got [{}] on {} beside meta",
+                 shape_text(like), like.device().str());
   return at::empty_symint(sizes, like.options().dtype(dtype));
 }
-inline Tensor sized_like(const Tensor& x) { return at::empty_symint(x.sym_sizes(), x.options()); }
+inline Tensor sized_like(const Tensor& x) { return sized(x, x.sym_sizes().vec(), x.scalar_type()); }
+
+// Throws Error unless the values are integers from `low` to `high`.
+inline void check_values(const Tensor& x, int64_t low, int64_t high, const char* what) {
+  check_is_integer(x, what);
+  if (x.numel() == 0) return;
+  const auto [least, most] = at::aminmax(x);
+  const auto first = least.item<int64_t>(), last = most.item<int64_t>();
+  LONGHAUL_CHECK(first >= low && last <= high, "{}: expected {} to {}, got {}", what, low, high,
+                 first < low ? first : last);
+}
 
 // Throws Error for an argument that Ascend's signature has and that is not supported.
 inline void check_absent(const char* op, const char* argument, const MaybeTensor& value) {

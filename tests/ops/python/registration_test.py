@@ -298,6 +298,13 @@ class Errors(TestCase):
         self.refuses("even size in dimension -1, got .2 x 7", ops.swiglu, zeros(2, 7))
         self.refuses("each of 0 to 3 once, got 1 twice", ops.moe_token_unpermute, zeros(4, 8),
                      torch.tensor([0, 1, 1, 3]))  # fmt: skip
+        self.refuses("indices: expected 0 to 65535, got 65536", ops.moe_token_permute, zeros(1, 8),
+                     torch.tensor([[1, 65536]]))  # fmt: skip
+        self.refuses("sparse_indices: expected -1 to 5, got 6", ops.sparse_attention_head_sum,
+                     zeros(1, 2, 2, 4), zeros(1, 6, 2, 4), torch.full((1, 2, 1, 1), 6),
+                     zeros(1, 2, 2, 1), zeros(1, 2, 2, 1), 1.0)  # fmt: skip
+        self.refuses("on one device, got .2 x 8. on cpu", ops.rms_norm, zeros(2, 8),
+                     torch.zeros(8, device="meta"))  # fmt: skip
         self.refuses("rotary_mode 'quarter'", ops.rotary_mul, zeros(1, 2, 1, 4), zeros(1, 2, 1, 4),
                      zeros(1, 2, 1, 4), "quarter")  # fmt: skip
         self.refuses("eps is", ops.moe_gating_top_k, zeros(2, 4), 1, eps=1e-3)
