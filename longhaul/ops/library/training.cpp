@@ -128,6 +128,9 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    LONGHAUL_CHECK(!at::GradMode::is_enabled(),
+                   "linear_cross_entropy: its gradients have no derivative: expected "
+                   "create_graph=False");
     const auto saved = ctx->get_saved_variables();
     const auto scaled = [&](const Tensor& x, at::ScalarType dtype) {
       return (x.to(grads[0].scalar_type()) * grads[0]).to(dtype);

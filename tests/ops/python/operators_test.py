@@ -484,6 +484,9 @@ class Training(TestCase):
             with torch.no_grad():
                 loss = ops.linear_cross_entropy(hidden, weight, labels)
             self.close(loss, definition(hidden, weight), dtype)
+            with self.assertRaisesRegex(RuntimeError, "expected create_graph=False"):
+                loss = ops.linear_cross_entropy(hidden, weight, labels)
+                torch.autograd.grad(loss.square(), hidden, create_graph=True)
             # Rows of a batch.
             self.same(
                 lambda h, w: ops.linear_cross_entropy(h.view(2, 15, 32), w, labels.view(2, 15)),
