@@ -193,11 +193,11 @@ TEST(Product, ShapesAndDtypesThatDoNotFit) {
   EXPECT_THAT(message_of([] {
                 ops::linear(at::zeros({2, 3}), at::zeros({5, 4}));
               }),
-              HasSubstr("input [2 x 3], weight [5 x 4]"));
+              HasSubstr("weight: expected [N, 3], got [5 x 4]"));
   EXPECT_THAT(message_of([] {
                 ops::linear(at::zeros({2, 3}), at::zeros({5, 3}, at::kBFloat16));
               }),
-              HasSubstr("product of Float and BFloat16"));
+              HasSubstr("expected Float, the dtype of the input, got BFloat16"));
 }
 
 }  // namespace
