@@ -25,7 +25,8 @@ std::string cuda_text() {
 
 void print_version() {
   const std::string git = train::git_text();
-  fmt::print("longhaul   {}{}\n", LONGHAUL_VERSION, git.empty() ? "" : " (" + git + " when it was configured)");
+  fmt::print("longhaul   {}{}\n", LONGHAUL_VERSION,
+             git.empty() ? "" : " (" + git + " when it was configured)");
   fmt::print("libtorch   {}\n", TORCH_VERSION);
   fmt::print("compiler   {}\n", train::compiler_text());
   fmt::print("CUDA       {}\n", cuda_text());

@@ -5,8 +5,9 @@
 // units before it go on. With dp_replicate the sums then go over the copies, too. Gradients are
 // sums, not means: losses are divided once by the global number of labels.
 //
-// A piece, with its gradient and moments, is a plain tensor whose place in the whole part_of() says,
-// not a DTensor; only the whole of a unit's parameter is one, where tensor parallelism made it so.
+// A piece, with its gradient and moments, is a plain tensor whose place in the whole part_of()
+// says, not a DTensor; only the whole of a unit's parameter is one, where tensor parallelism made
+// it so.
 //
 // The model is not asked: hooks (nn::ModuleHook) act around each unit. Every rank must call the
 // units in the same order.

@@ -147,10 +147,8 @@ void add_reduction_rules(RuleTable& table) {
   add(mean, {"mean.dim"}, equal);
   add(amax, {"amax"}, equal);
   add(amin, {"amin"}, equal);
-  table["aten::max"] = {
-      .rule = max_all, .layout = Layout::kNumber, .file = kFile, .whole = equal};
-  table["aten::min"] = {
-      .rule = min_all, .layout = Layout::kNumber, .file = kFile, .whole = equal};
+  table["aten::max"] = {.rule = max_all, .layout = Layout::kNumber, .file = kFile, .whole = equal};
+  table["aten::min"] = {.rule = min_all, .layout = Layout::kNumber, .file = kFile, .whole = equal};
   add(truth<true>, {"any", "any.dim", "any.dims"});
   add(truth<false>, {"all", "all.dim", "all.dims"});
   add(whole_dims, {"logsumexp", "max.dim", "min.dim", "argmax", "argmin", "prod.dim_int"},

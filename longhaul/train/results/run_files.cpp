@@ -1,7 +1,7 @@
 #include "longhaul/train/results/run_files.h"
 
-#include "longhaul/base/file.h"
 #include "longhaul/base/error.h"
+#include "longhaul/base/file.h"
 #include "longhaul/train/results/starts.h"
 
 namespace longhaul::train {
@@ -29,9 +29,9 @@ RunFiles read_run(const fs::path& folder) {
         folder.string());
   }
   return {.name = name_of(folder),
-               .metrics = metrics,
-               .job = read_if_there(folder / "job.toml"),
-               .starts = read_starts(folder / "environment.json")};
+          .metrics = metrics,
+          .job = read_if_there(folder / "job.toml"),
+          .starts = read_starts(folder / "environment.json")};
 }
 
 }  // namespace longhaul::train

@@ -8,10 +8,10 @@
 namespace longhaul::train {
 
 struct RunFiles {
-  std::string name;                // of the folder
-  std::filesystem::path metrics;   // metrics.jsonl, which is there; for_each_step() reads it
-  std::string job;                 // job.toml; empty if it is not there
-  nlohmann::ordered_json starts;   // of environment.json; an empty array if it is not there
+  std::string name;               // of the folder
+  std::filesystem::path metrics;  // metrics.jsonl, which is there; for_each_step() reads it
+  std::string job;                // job.toml; empty if it is not there
+  nlohmann::ordered_json starts;  // of environment.json; an empty array if it is not there
 };
 
 // UserError if the folder or its metrics.jsonl is missing.
