@@ -92,8 +92,8 @@ const char* check_sizes(const Args& a) {
     if (const char* error = check_dtype(a.forward.dtype)) return error;
   }
   if constexpr (requires { a.B* a.S; }) {
-    constexpr int64_t kMostRows = int64_t{1}
-                                  << 40;  // so that the number of rows has room in an int64
+    // So that the number of rows has room in an int64.
+    constexpr int64_t kMostRows = int64_t{1} << 40;
     if (a.B > 0 && a.S > kMostRows / a.B) {
       return wrong("B x S: expected at most {} rows, got {} x {}", kMostRows, a.B, a.S);
     }
