@@ -8,7 +8,8 @@
 #include <immintrin.h>
 #endif
 
-#define LONGHAUL_INLINE inline __attribute__((always_inline))
+#define LONGHAUL_INLINED __attribute__((always_inline))  // behind a lambda's parameters
+#define LONGHAUL_INLINE inline LONGHAUL_INLINED
 
 // Inner loops that use all registers. Of sixteen GCC leaves none to what it inlines around them.
 #if defined(__AVX512F__)
@@ -72,6 +73,30 @@ LONGHAUL_INLINE Register fma(Register a, Register b, Register c) {
   return _mm256_fmadd_ps(a, b, c);
 #else
   return a * b + c;
+#endif
+}
+
+// NaN in b goes through, as in x86's instructions.
+LONGHAUL_INLINE Register max(Register a, Register b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#elif defined(__SSE__)
+  return _mm_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+LONGHAUL_INLINE Register min(Register a, Register b) {
+#if defined(__AVX512F__)
+  return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(a, b);
+#elif defined(__SSE__)
+  return _mm_min_ps(a, b);
+#else
+  return a < b ? a : b;
 #endif
 }
 

@@ -49,22 +49,16 @@ LONGHAUL_INLINE float sum_over(int64_t n, const F& term) {
   return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// v as it would come back from memory as T: rounded before anything else is done with it, so also
-// no part of a fused multiply-add.
-template <typename T>
-LONGHAUL_INLINE Floats as_rounded(Floats v) {
-  if constexpr (sizeof(T) == sizeof(float)) return barrier(v);
-  T lanes[kLanes];
-  store_rounded(lanes, v);
-  return load_as_floats(lanes);
-}
-
 // Writes a line of 64 bytes past the caches, and spares the read of what it overwrites. `p` is
 // aligned to it. Other threads may see it late: drain_streams() first. A line goes in as few stores
 // as there can be: a processor that finds other work between them may send it off in pieces.
 LONGHAUL_INLINE void stream_line(void* p, Words line) {
 #if defined(__AVX512F__)
   _mm512_stream_si512(static_cast<__m512i*>(p), __m512i(line));
+#elif defined(__AVX2__)
+  for (int i = 0; i < kParts; ++i) {
+    _mm256_stream_si256(static_cast<__m256i*>(p) + i, __m256i(line.part[i]));
+  }
 #elif defined(__SSE__)
   __m128i quarters[4];
   std::memcpy(quarters, &line, sizeof line);
@@ -78,15 +72,11 @@ LONGHAUL_INLINE void stream_line(bf16* p, const Floats (&v)[2]) {
 #if defined(__AVX512BF16__)
   stream_line(p, Words(_mm512_cvtne2ps_pbh(v[1], v[0])));
 #elif defined(__AVX512F__)
-  __m256i halves[2];
-  store_rounded(reinterpret_cast<bf16*>(&halves[0]), v[0]);
-  store_rounded(reinterpret_cast<bf16*>(&halves[1]), v[1]);
-  stream_line(p, Words(_mm512_inserti64x4(_mm512_castsi256_si512(halves[0]), halves[1], 1)));
+  const auto low = __m256i(to_bf16(v[0])), high = __m256i(to_bf16(v[1]));
+  stream_line(p, Words(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)));
 #else
-  bf16 rounded[2 * kLanes];
-  store_rounded(rounded, v[0]);
-  store_rounded(rounded + kLanes, v[1]);
-  stream_line(p, load_words(rounded));
+  const Halves halves[] = {to_bf16(v[0]), to_bf16(v[1])};
+  stream_line(p, load_words(halves));
 #endif
 }
 LONGHAUL_INLINE void drain_streams() {
@@ -131,7 +121,7 @@ LONGHAUL_INLINE void write_rows(T* const (&rows)[N], int64_t n, const F& values)
       }
     }
   }
-  for_lanes(n - i, [&](int64_t rest, auto part) {
+  for_lanes(n - i, [&](int64_t rest, auto part) LONGHAUL_INLINED {
     const Results<N> results = values(i + rest, part);
 #pragma GCC unroll 2
     for (int row = 0; row < N; ++row) put(rows[row] + i + rest, results.of[row], part);
@@ -139,8 +129,8 @@ LONGHAUL_INLINE void write_rows(T* const (&rows)[N], int64_t n, const F& values)
 }
 template <bool kStream, typename T, typename F>
 LONGHAUL_INLINE void write_row(T* row, int64_t n, const F& values) {
-  write_rows<kStream, 1>({row}, n,
-                         [&](int64_t i, auto part) { return Results<1>{values(i, part)}; });
+  write_rows<kStream, 1>(
+      {row}, n, [&](int64_t i, auto part) LONGHAUL_INLINED { return Results<1>{values(i, part)}; });
 }
 
 inline int64_t bytes_of(longhaul_dtype dtype) { return dtype == LONGHAUL_FLOAT32 ? 4 : 2; }

@@ -5,16 +5,18 @@
 
 namespace longhaul::cpu::LONGHAUL_ISA {
 
+// As quotients, so that what comes next can be done while the divisor is still being computed.
 struct Sigmoid {
-  Floats of_x, of_minus_x;  // which add up to 1
+  Floats of_x, of_minus_x;  // times the divisor, which they add up to
+  Floats divisor;
 };
 
 LONGHAUL_INLINE Sigmoid sigmoid(Floats x) {
   const Floats small =
       exp2(Floats(Words(x) | all_words(INT32_MIN)) * kLog2E);  // e^-|x|: cannot overflow
-  const Floats large_part = 1.0F / (1.0F + small), small_part = small * large_part;
-  const Mask positive = greater(x, Floats{});
-  return {select(positive, large_part, small_part), select(positive, small_part, large_part)};
+  const Floats one = all(1.0F);
+  const Words negative = Words(x) >> 31;
+  return {choose(negative, small, one), choose(negative, one, small), 1.0F + small};
 }
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

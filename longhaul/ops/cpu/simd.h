@@ -75,8 +75,6 @@ LONGHAUL_INLINE Words logical_shift_right(Words x, int bits) {
 }
 // Kept from becoming part of a fused multiply-add.
 LONGHAUL_INLINE Floats barrier(Floats x) { return __builtin_assoc_barrier(x); }
-// NaN in b goes through, as in x86's instruction.
-LONGHAUL_INLINE Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 LONGHAUL_INLINE Mask greater(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 // Also where either is NaN.
 LONGHAUL_INLINE Mask not_at_most(Floats a, Floats b) {
@@ -96,8 +94,6 @@ LONGHAUL_INLINE void compress(Mask m, Floats v, float* to) {
 LONGHAUL_INLINE void compress(Mask m, Words v, int32_t* to) {
   store_words(to, Words(_mm512_maskz_compress_epi32(static_cast<__mmask16>(m), __m512i(v))));
 }
-LONGHAUL_INLINE Floats round(Floats x) { return _mm512_roundscale_ps(x, 8); }
-LONGHAUL_INLINE Floats scale_by_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
 LONGHAUL_INLINE Floats exponent(Floats x) { return _mm512_getexp_ps(x); }
 LONGHAUL_INLINE Floats mantissa(Floats x) {
   return _mm512_getmant_ps(x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_src);
@@ -133,7 +129,12 @@ LONGHAUL_INLINE Floats barrier(Floats x) {
 LONGHAUL_INLINE Floats fma(Floats a, Floats b, Floats c) {
   return Floats::of([&](int p) { return fma(a.part[p], b.part[p], c.part[p]); });
 }
-LONGHAUL_INLINE Floats max(Floats a, Floats b) { return choose(a > b, a, b); }
+LONGHAUL_INLINE Floats max(Floats a, Floats b) {
+  return Floats::of([&](int p) { return max(a.part[p], b.part[p]); });
+}
+LONGHAUL_INLINE Floats min(Floats a, Floats b) {
+  return Floats::of([&](int p) { return min(a.part[p], b.part[p]); });
+}
 LONGHAUL_INLINE Mask to_mask(Words all_ones_where_true) {
   Mask m = 0;
 #pragma GCC unroll 4
@@ -175,18 +176,6 @@ LONGHAUL_INLINE void compress(Mask m, Wide<E> v, E* to) {
   for (; m; m &= m - 1) *to++ = lanes[__builtin_ctz(m)];
 #endif
 }
-LONGHAUL_INLINE Floats round(Floats x) {
-  const Floats magic = all(12582912.0F);  // 1.5 * 2^23: its last bit stands for 1
-  return x + magic - magic;
-}
-LONGHAUL_INLINE Floats scale_by_power(Floats x, Floats n) {
-  // In two halves, since 2^-150 is no normal number.
-  const Words whole =
-      Words::of([&](int p) { return __builtin_convertvector(n.part[p], RegisterWords); });
-  const Words half = whole >> 1;
-  const Words first = (half + 127) << 23, second = (whole - half + 127) << 23;
-  return x * Floats(first) * Floats(second);
-}
 LONGHAUL_INLINE Floats exponent(Floats x) {
   return to_floats(((Words(x) >> 23) & 255) - 127) + (x - x);  // NaN stays NaN
 }
@@ -210,14 +199,33 @@ LONGHAUL_INLINE float largest(Floats v) {
 
 #endif
 
-// Rounds two vectors to bf16, nearest even: the even halves of the words from `even`, the odd ones
-// from `odd`.
+// x to bf16, nearest even, in the upper halves of the words.
 LONGHAUL_INLINE Words rounded_bits(Floats x) {
   const Words bits = Words(x);
-  const Words nan = bits & 0x7fffffff;
-  const Words up = bits + 0x7fff + ((bits >> 16) & 1);
-  return choose(nan > 0x7f800000, bits | 0x400000, up);
+  return (bits + 0x7fff + ((bits >> 16) & 1)) | Words(x != x);  // NaN: all bits
 }
+// Sixteen bf16.
+using Halves = int16_t __attribute__((vector_size(2 * kLanes)));
+LONGHAUL_INLINE Halves to_bf16(Floats v) {
+#if defined(__AVX512BF16__)
+  return Halves(_mm512_cvtneps_pbh(v));
+#elif defined(__AVX512F__)
+  return Halves(_mm512_cvtepi32_epi16(__m512i(rounded_bits(v) >> 16)));
+#else
+  const Words bits = logical_shift_right(rounded_bits(v), 16);
+#if defined(__AVX2__)
+  const __m256i packed = _mm256_packus_epi32(__m256i(bits.part[0]), __m256i(bits.part[1]));
+  return Halves(_mm256_permute4x64_epi64(packed, 0xD8));
+#else
+  using Part = int16_t __attribute__((vector_size(2 * kRegisterLanes)));
+  Part parts[kParts];
+  for (int p = 0; p < kParts; ++p) parts[p] = __builtin_convertvector(bits.part[p], Part);
+  return load_as<Halves>(parts);
+#endif
+#endif
+}
+// Rounds two vectors to bf16, nearest even: the even halves of the words from `even`, the odd ones
+// from `odd`.
 LONGHAUL_INLINE Words pack_bf16(Floats even, Floats odd) {
 #if defined(__AVX512BF16__)
   const __m512i interleave =
@@ -237,28 +245,29 @@ LONGHAUL_INLINE Floats load_as_floats(const bf16* p) {
   std::memcpy(&bits, p, sizeof bits);
   return Floats(Words(_mm512_cvtepu16_epi32(bits)) << 16);
 #else
-  using Halves = uint16_t __attribute__((vector_size(2 * kRegisterLanes)));
+  using Part = uint16_t __attribute__((vector_size(2 * kRegisterLanes)));
   return Floats::of([&](int part) {
-    const auto bits = load_as<Halves>(p + part * kRegisterLanes);
+    const auto bits = load_as<Part>(p + part * kRegisterLanes);
+#if defined(__AVX2__)
+    return Register(RegisterWords(_mm256_cvtepu16_epi32(__m128i(bits))) << 16);
+#else
     return Register(__builtin_convertvector(bits, RegisterWords) << 16);
+#endif
   });
 #endif
 }
 LONGHAUL_INLINE void store_rounded(float* p, Floats v) { store(p, v); }
-LONGHAUL_INLINE void store_rounded(bf16* p, Floats v) {
+LONGHAUL_INLINE void store_rounded(bf16* p, Floats v) { store_as(p, to_bf16(v)); }
+
+// v as it would come back from memory as T: rounded before anything else is done with it, so also
+// no part of a fused multiply-add.
+template <typename T>
+LONGHAUL_INLINE Floats as_rounded(Floats v) {
+  if constexpr (sizeof(T) == sizeof(float)) return barrier(v);
 #if defined(__AVX512BF16__)
-  const __m256bh bits = _mm512_cvtneps_pbh(v);
-  std::memcpy(p, &bits, sizeof bits);
-#elif defined(__AVX512F__)
-  const __m256i bits = _mm512_cvtepi32_epi16(__m512i(rounded_bits(v) >> 16));
-  std::memcpy(p, &bits, sizeof bits);
+  return Floats(Words(_mm512_cvtepu16_epi32(__m256i(to_bf16(v)))) << 16);
 #else
-  using Halves = int16_t __attribute__((vector_size(2 * kRegisterLanes)));
-  const Words bits = rounded_bits(v) >> 16;
-#pragma GCC unroll 4
-  for (int part = 0; part < kParts; ++part) {
-    store_as(p + part * kRegisterLanes, __builtin_convertvector(bits.part[part], Halves));
-  }
+  return Floats(rounded_bits(v) & all_words(-65536));
 #endif
 }
 
@@ -299,6 +308,22 @@ LONGHAUL_INLINE Floats odd_lanes(Floats a, Floats b) {
   return shuffle<1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31>(a, b);
 }
 #endif
+// The lanes of a and b in turn: those of the first halves, then those of the second ones.
+LONGHAUL_INLINE void interleave(Floats a, Floats b, Floats (&turns)[2]) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#pragma GCC unroll 2
+  for (int p = 0; p < kParts; ++p) {
+    // Four lanes of each half of a register.
+    const __m256 low = _mm256_unpacklo_ps(a.part[p], b.part[p]);
+    const __m256 high = _mm256_unpackhi_ps(a.part[p], b.part[p]);
+    turns[p].part[0] = Register(_mm256_permute2f128_ps(low, high, 0x20));
+    turns[p].part[1] = Register(_mm256_permute2f128_ps(low, high, 0x31));
+  }
+#else
+  turns[0] = shuffle<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(a, b);
+  turns[1] = shuffle<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(a, b);
+#endif
+}
 // The even lanes, then the odd ones.
 LONGHAUL_INLINE Floats evens_first(Floats x) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -323,18 +348,29 @@ LONGHAUL_INLINE Floats swap_pairs(Floats x) {
 
 constexpr float kLog2E = 1.4426950408889634F, kLn2 = 0.6931471805599453F;
 
-// 2^x to 2e-7 relative; 0 below -150.
+// 2^x to 2e-7 relative. It is 0 below -150, or without AVX-512 what is no normal number may be: 0
+// below -126, infinite from 127.5 on.
 LONGHAUL_INLINE Floats exp2(Floats x) {
+#if defined(__AVX512F__)
   x = max(all(-150.0F), x);
-  const Floats n = round(x), f = x - n;
-  Floats p = all(1.5403530e-4F);
-  p = fma(p, f, all(1.3333558e-3F));
-  p = fma(p, f, all(9.6181291e-3F));
-  p = fma(p, f, all(5.5504109e-2F));
-  p = fma(p, f, all(2.4022651e-1F));
-  p = fma(p, f, all(6.9314718e-1F));
-  p = fma(p, f, all(1.0F));
-  return scale_by_power(p, n);
+  const Floats n = _mm512_roundscale_ps(x, 8);
+#else
+  // The sum is rounded to a whole number, whose last bits are n + 127: the exponent of 2^n. That of
+  // 2^-127 stands for 0, that of 2^128 for infinity.
+  x = min(all(128.0F), max(all(-127.0F), x));
+  const Floats magic = all(1.5F * (1 << 23) + 127), sum = x + magic, n = sum - magic;
+#endif
+  // By powers of f * f, which waits less often than by powers of f.
+  const Floats f = x - n, f2 = f * f;
+  Floats p = fma(all(1.3333558e-3F), f, all(9.6181291e-3F));
+  p = fma(all(1.5403530e-4F), f2, p);
+  p = fma(p, f2, fma(all(5.5504109e-2F), f, all(2.4022651e-1F)));
+  p = fma(p, f2, fma(all(6.9314718e-1F), f, all(1.0F)));
+#if defined(__AVX512F__)
+  return _mm512_scalef_ps(p, n);
+#else
+  return p * Floats(Words(sum) << 23);
+#endif
 }
 
 // log2(x) of a normal x > 0.

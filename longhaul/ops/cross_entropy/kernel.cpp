@@ -52,7 +52,7 @@ Softmax softmax_of(const T* x, int64_t n) {
     const int64_t count = n - from < kBlock ? n - from : kBlock;
     const float before = s.max, here = largest_of(x + from, count);
     s.max = here > before ? here : before;
-    const float sum = sum_over(count, [&](int64_t i, auto part) {
+    const float sum = sum_over(count, [&](int64_t i, auto part) LONGHAUL_INLINED {
       return counted(exp2((load_as_floats(x + from + i, part) - s.max) * kLog2E), part);
     });
     s.sum = s.sum * __builtin_expf(before - s.max) + sum;
@@ -65,7 +65,7 @@ template <typename T>
 void write_gradient(T* x, int64_t n, const Softmax& s, int64_t label) {
   const float label_logit = load_as_floats(x + label, Part{1})[0];
   const Floats inverse = all(1 / s.sum);
-  for_lanes(n, [&](int64_t i, auto part) {
+  for_lanes(n, [&](int64_t i, auto part) LONGHAUL_INLINED {
     put(x + i, exp2((load_as_floats(x + i, part) - s.max) * kLog2E) * inverse, part);
   });
   const Floats p = exp2((all(label_logit) - s.max) * kLog2E) * inverse;

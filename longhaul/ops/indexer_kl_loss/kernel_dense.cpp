@@ -160,8 +160,9 @@ class Loss {
       softmax.max = max(softmax.max, load(scores + key * Q));
     }
     const Floats shift = softmax.max * kLog2E;
-    over_keys(softmax.sum,
-              [&](int64_t key) { return exp2(load(scores + key * Q) * kLog2E - shift); });
+    over_keys(softmax.sum, [&](int64_t key) LONGHAUL_INLINED {
+      return exp2(load(scores + key * Q) * kLog2E - shift);
+    });
     return softmax;
   }
 
@@ -205,7 +206,7 @@ class Loss {
     const Floats total = select(counts, softmax.sum, all(1.0F)), shift = softmax.max * kLog2E;
     const Floats inverse = 1.0F / total, log_sum = log2(total);
     Floats loss = {};
-    over_keys(loss, [&](int64_t key) {
+    over_keys(loss, [&](int64_t key) LONGHAUL_INLINED {
       const Floats x = load(scores + key * Q) * kLog2E - shift;
       const Divergence d = divergence_at(x, load(head_sum + key * Q) / mass, inverse, log_sum);
       store(scores + key * Q, select(counts, d.d_scores, Floats{}));

@@ -29,20 +29,21 @@ float from_key(int32_t key) {
 }
 
 void sigmoid_row(const float* logits, int64_t E, float* scores) {
-  for_lanes(E, [&](int64_t i, auto part) {
-    put(scores + i, sigmoid(load_as_floats(logits + i, part)).of_x, part);
+  for_lanes(E, [&](int64_t i, auto part) LONGHAUL_INLINED {
+    const Sigmoid s = sigmoid(load_as_floats(logits + i, part));
+    put(scores + i, s.of_x / s.divisor, part);
   });
 }
 
 void softmax_row(const float* logits, int64_t E, float* scores) {
   float most = logits[0];
   for (int64_t e = 1; e < E; ++e) most = logits[e] > most ? logits[e] : most;
-  for_lanes(E, [&](int64_t i, auto part) {
+  for_lanes(E, [&](int64_t i, auto part) LONGHAUL_INLINED {
     put(scores + i, exp2((load_as_floats(logits + i, part) - most) * kLog2E), part);
   });
-  const float sum =
-      sum_over(E, [&](int64_t i, auto part) { return load_as_floats(scores + i, part); });
-  for_lanes(E, [&](int64_t i, auto part) {
+  const float sum = sum_over(
+      E, [&](int64_t i, auto part) LONGHAUL_INLINED { return load_as_floats(scores + i, part); });
+  for_lanes(E, [&](int64_t i, auto part) LONGHAUL_INLINED {
     put(scores + i, load_as_floats(scores + i, part) / sum, part);
   });
 }
@@ -54,7 +55,7 @@ struct Keys {
 
 // The experts' keys; whole vectors, taken behind the last one.
 void write_keys(const Args& a, const float* scores, int32_t* keys) {
-  for_lanes(a.E, [&](int64_t i, auto part) {
+  for_lanes(a.E, [&](int64_t i, auto part) LONGHAUL_INLINED {
     Floats biased = load_as_floats(scores + i, part);
     if (a.bias) biased += load_as_floats(a.bias + i, part);
     store_words(keys + i, to_keys(biased));
@@ -156,7 +157,7 @@ void run_grad(const GradArgs& g, int64_t token) {
   const int64_t* experts = a.experts + token * a.k;
   float* d_logits = g.d_logits + token * a.E;
   const ChosenGradient chosen = chosen_gradient(a, s, experts, d_weights);
-  const auto given = [&](int64_t i, auto part) {
+  const auto given = [&](int64_t i, auto part) LONGHAUL_INLINED {
     return d_scores ? load_as_floats(d_scores + i, part) : Floats{};
   };
   float along = 0;
@@ -165,7 +166,7 @@ void run_grad(const GradArgs& g, int64_t token) {
         sum_over(a.E, [&](int64_t i, auto p) { return given(i, p) * load_as_floats(s + i, p); });
     for (int64_t i = 0; i < a.k; ++i) along += s[experts[i]] * chosen.of(d_weights[i]);
   }
-  for_lanes(a.E, [&](int64_t i, auto part) {
+  for_lanes(a.E, [&](int64_t i, auto part) LONGHAUL_INLINED {
     const Floats v = load_as_floats(s + i, part), d = given(i, part);
     put(d_logits + i, a.softmax ? v * (d - along) : d * v * (1.0F - v), part);
   });

@@ -26,69 +26,78 @@ void permute_token(const PermuteArgs& a, int64_t token) {
   const T* from = static_cast<const T*>(a.tokens) + token * a.D;
   for (int64_t choice = token * a.k; choice < (token + 1) * a.k; ++choice) {
     T* to = static_cast<T*>(a.permuted) + a.inverse[choice] * a.D;
-    if (a.probs) {
-      const float p = a.probs[choice];
-      write_row<kStream>(to, a.D,
-                         [&](int64_t i, auto part) { return load_as_floats(from + i, part) * p; });
+    const float p = a.probs ? a.probs[choice] : 1;
+    if (a.d_probs) {
+      const T* row = static_cast<const T*>(a.rows) + a.inverse[choice] * a.D;
+      Floats dot = {};
+      write_row<kStream>(to, a.D, [&](int64_t i, auto part) LONGHAUL_INLINED {
+        const Floats v = load_as_floats(from + i, part);
+        dot = fma(v, load_as_floats(row + i, part), dot);
+        return v * p;
+      });
+      a.d_probs[choice] = sum(dot);
+    } else if (a.probs) {
+      write_row<kStream>(to, a.D, [&](int64_t i, auto part) LONGHAUL_INLINED {
+        return load_as_floats(from + i, part) * p;
+      });
     } else {
       copy_row<kStream>(from, a.D, to);
     }
-    if (a.d_probs) {
-      const T* row = static_cast<const T*>(a.rows) + a.inverse[choice] * a.D;
-      a.d_probs[choice] = sum_over(a.D, [&](int64_t i, auto part) {
-        return load_as_floats(from + i, part) * load_as_floats(row + i, part);
-      });
-    }
   }
 }
 
-// The weighed rows of a token at kVectors vectors from `column` on: a run of lines of each row,
-// while those of the next token's rows are on their way.
-template <typename T, bool kStream, int kVectors>
-LONGHAUL_INLINE void add_columns(const UnpermuteArgs& a, int64_t token, int64_t column) {
-  const T* permuted = static_cast<const T*>(a.permuted) + column;
-  const int64_t first = token * a.k, next = token + 1 < a.T ? first + a.k : first;
-  Floats sums[kVectors] = {};
-  for (int64_t i = 0; i < a.k; ++i) {
-    const T* row = permuted + a.inverse[first + i] * a.D;
-    const T* coming = permuted + a.inverse[next + i] * a.D;
-    const Floats p = all(a.probs ? a.probs[first + i] : 1);
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      sums[v] = fma(load_as_floats(row + v * kLanes), p, sums[v]);
-      if (v % kPack<T> == 0) __builtin_prefetch(coming + v * kLanes);
-    }
+// Weighs kRows rows of a token, from the choice `first` on, adds them to `sums` (none yet where
+// that is null), and writes n of the columns from `column` on.
+template <int kRows, bool kStream, typename T, typename Out>
+LONGHAUL_INLINE void add_rows(const UnpermuteArgs& a, int64_t first, int64_t column, int64_t n,
+                              const float* sums, Out* out) {
+  const T* rows[kRows];
+  float p[kRows];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    rows[r] = static_cast<const T*>(a.permuted) + a.inverse[first + r] * a.D + column;
+    p[r] = a.probs ? a.probs[first + r] : 1;
   }
-  T* out = static_cast<T*>(a.tokens) + token * a.D + column;
-  if constexpr (kStream && kVectors % kPack<T> == 0) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; v += kPack<T>) {
-      Floats line[kPack<T>];
-      for (int i = 0; i < kPack<T>; ++i) line[i] = sums[v + i];
-      stream_line(out + v * kLanes, line);
-    }
-  } else {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) store_rounded(out + v * kLanes, sums[v]);
-  }
+  write_row<kStream>(out, n, [&](int64_t i, auto part) LONGHAUL_INLINED {
+    Floats sum = sums ? load_as_floats(sums + i, part) : Floats{};
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) sum = fma(load_as_floats(rows[r] + i, part), all(p[r]), sum);
+    return sum;
+  });
 }
 
+// A few rows at a time, each from its beginning to its end, as memory is read fastest.
 template <typename T, bool kStream>
 void unpermute_token(const UnpermuteArgs& a, int64_t token) {
-  constexpr int kVectors = 8;
-  int64_t column = 0;
-  for (; column + kVectors * kLanes <= a.D; column += kVectors * kLanes) {
-    add_columns<T, kStream, kVectors>(a, token, column);
+  constexpr int kRows = 4;
+  constexpr int64_t kColumns = 2048;  // whose sums stay in the first cache
+  alignas(64) float sums[kColumns];
+  for (int64_t column = 0; column < a.D; column += kColumns) {
+    const int64_t n = a.D - column < kColumns ? a.D - column : kColumns;
+    T* out = static_cast<T*>(a.tokens) + token * a.D + column;
+    const float* so_far = nullptr;
+    int64_t i = token * a.k;
+    const int64_t end = i + a.k;
+    for (; end - i > kRows; i += kRows, so_far = sums) {
+      add_rows<kRows, false, T>(a, i, column, n, so_far, sums);
+    }
+    switch (end - i) {
+      case 0:
+        std::memset(out, 0, static_cast<size_t>(n) * sizeof(T));
+        break;
+      case 1:
+        add_rows<1, kStream, T>(a, i, column, n, so_far, out);
+        break;
+      case 2:
+        add_rows<2, kStream, T>(a, i, column, n, so_far, out);
+        break;
+      case 3:
+        add_rows<3, kStream, T>(a, i, column, n, so_far, out);
+        break;
+      default:
+        add_rows<4, kStream, T>(a, i, column, n, so_far, out);
+    }
   }
-  for (; column + kLanes <= a.D; column += kLanes) add_columns<T, kStream, 1>(a, token, column);
-  if (column == a.D) return;
-  const Part part = {a.D - column};
-  Floats sum = {};
-  for (int64_t i = token * a.k; i < (token + 1) * a.k; ++i) {
-    const T* row = static_cast<const T*>(a.permuted) + a.inverse[i] * a.D;
-    sum = fma(load_as_floats(row + column, part), all(a.probs ? a.probs[i] : 1), sum);
-  }
-  put(static_cast<T*>(a.tokens) + token * a.D + column, sum, part);
 }
 
 }  // namespace

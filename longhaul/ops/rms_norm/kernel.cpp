@@ -26,24 +26,25 @@ void normalize_row(const Args& a, int64_t row) {
   const T* residual = kAdd ? static_cast<const T*>(a.residual) + row * a.residual_stride : nullptr;
   const T* weight = static_cast<const T*>(a.weight);
   T* y = static_cast<T*>(a.y) + row * a.D;
-  const float squares = sum_over(a.D, [&](int64_t i, auto part) {
+  const float squares = sum_over(a.D, [&](int64_t i, auto part) LONGHAUL_INLINED {
     const Floats v = summed<kAdd>(x, residual, i, part);
     return v * v;
   });
   const float rstd = 1 / __builtin_sqrtf(squares / static_cast<float>(a.D) + a.eps);
   a.rstd[row] = rstd;
-  const auto normed = [&](Floats v, int64_t i, auto part) {
+  const auto normed = [&](Floats v, int64_t i, auto part) LONGHAUL_INLINED {
     return as_rounded<T>(v * rstd) * load_as_floats(weight + i, part);
   };
   if constexpr (kAdd) {
     T* const results[] = {y, static_cast<T*>(a.sum) + row * a.D};
-    write_rows<kStream>(results, a.D, [&](int64_t i, auto part) {
+    write_rows<kStream>(results, a.D, [&](int64_t i, auto part) LONGHAUL_INLINED {
       const Floats v = summed<kAdd>(x, residual, i, part);
       return Results<2>{{normed(v, i, part), v}};
     });
   } else {
-    write_row<kStream>(
-        y, a.D, [&](int64_t i, auto part) { return normed(load_as_floats(x + i, part), i, part); });
+    write_row<kStream>(y, a.D, [&](int64_t i, auto part) LONGHAUL_INLINED {
+      return normed(load_as_floats(x + i, part), i, part);
+    });
   }
 }
 
@@ -57,12 +58,12 @@ void add_gradients_of_row(const GradArgs& a, int64_t row, float* d_weight) {
   const T* weight = static_cast<const T*>(a.weight);
   T* d_x = static_cast<T*>(a.d_x) + row * a.D;
   const float rstd = a.rstd[row];
-  const float dot = sum_over(a.D, [&](int64_t i, auto part) {
+  const float dot = sum_over(a.D, [&](int64_t i, auto part) LONGHAUL_INLINED {
     return load_as_floats(dy + i, part) * load_as_floats(weight + i, part) *
            (load_as_floats(x + i, part) * rstd);
   });
   const float along_x = rstd * (dot / static_cast<float>(a.D));
-  write_row<kStream>(d_x, a.D, [&](int64_t i, auto part) {
+  write_row<kStream>(d_x, a.D, [&](int64_t i, auto part) LONGHAUL_INLINED {
     const Floats v = load_as_floats(x + i, part), d = load_as_floats(dy + i, part);
     const Floats g = d * load_as_floats(weight + i, part);
     store(d_weight + i, fma(d, v * rstd, load(d_weight + i)));

@@ -25,7 +25,7 @@ LONGHAUL_INLINE Results<2> turned(Floats a, Floats b, const Angles& angles, int6
 template <bool kStream, typename T>
 LONGHAUL_INLINE void turn_halves(const T* x, int64_t half, const Angles& angles, T* out) {
   T* const halves[] = {out, out + half};
-  write_rows<kStream>(halves, half, [&](int64_t i, auto part) {
+  write_rows<kStream>(halves, half, [&](int64_t i, auto part) LONGHAUL_INLINED {
     return turned(load_as_floats(x + i, part), load_as_floats(x + half + i, part), angles, i, part);
   });
 }
@@ -50,12 +50,9 @@ LONGHAUL_INLINE void put_pairs(bf16* out, const Results<2>& pairs) {
 }
 template <bool kStream>
 LONGHAUL_INLINE void put_pairs(float* out, const Results<2>& pairs) {
-  const Floats a = pairs.of[0], b = pairs.of[1];
-  put_words<kStream>(out,
-                     Words(shuffle<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(a, b)));
-  put_words<kStream>(
-      out + kLanes,
-      Words(shuffle<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(a, b)));
+  Floats turns[2];
+  interleave(pairs.of[0], pairs.of[1], turns);
+  for (int i = 0; i < 2; ++i) put_words<kStream>(out + i * kLanes, Words(turns[i]));
 }
 
 template <bool kStream, typename T>

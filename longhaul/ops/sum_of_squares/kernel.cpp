@@ -9,34 +9,40 @@ namespace longhaul::cpu::LONGHAUL_ISA {
 namespace {
 
 using Args = longhaul_sum_of_squares_args;
-using Doubles = double __attribute__((vector_size(64)));
-using HalfFloats = float __attribute__((vector_size(32)));
+using Doubles = double __attribute__((vector_size(4 * kRegisterLanes)));  // a register
+using HalfRegister = float __attribute__((vector_size(2 * kRegisterLanes)));
 
 // Squares of fp32 are exact in fp64 and cannot overflow there.
-LONGHAUL_INLINE void add_squares(Floats x, Doubles& low, Doubles& high) {
-  HalfFloats halves[2];
-  std::memcpy(halves, &x, sizeof x);
-  const Doubles a = __builtin_convertvector(halves[0], Doubles);
-  const Doubles b = __builtin_convertvector(halves[1], Doubles);
-  low += a * a;
-  high += b * b;
-}
+struct Sums {
+  Doubles of[2 * kParts] = {};
+
+  LONGHAUL_INLINE void add(Floats x) {
+    HalfRegister halves[2 * kParts];
+    std::memcpy(halves, &x, sizeof x);
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * kParts; ++i) {
+      const Doubles wide = __builtin_convertvector(halves[i], Doubles);
+      of[i] += wide * wide;
+    }
+  }
+};
 
 template <typename T>
 double squares_of(const T* x, int64_t n) {
-  Doubles sums[4] = {};
+  Sums sums[2];
   int64_t i = 0;
   for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-    add_squares(load_as_floats(x + i), sums[0], sums[1]);
-    add_squares(load_as_floats(x + i + kLanes), sums[2], sums[3]);
+    sums[0].add(load_as_floats(x + i));
+    sums[1].add(load_as_floats(x + i + kLanes));
   }
-  for_lanes(n - i, [&](int64_t rest, auto part) {
-    add_squares(load_as_floats(x + i + rest, part), sums[0], sums[1]);
-  });
-  const Doubles all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  double sum = 0;
-  for (int lane = 0; lane < 8; ++lane) sum += all[lane];
-  return sum;
+  for_lanes(n - i, [&](int64_t rest, auto part)
+                       LONGHAUL_INLINED { sums[0].add(load_as_floats(x + i + rest, part)); });
+  double total = 0;
+  for (int j = 0; j < 2 * kParts; ++j) {
+    const Doubles both = sums[0].of[j] + sums[1].of[j];
+    for (int lane = 0; lane < kRegisterLanes / 2; ++lane) total += both[lane];
+  }
+  return total;
 }
 
 int64_t pieces(const Args& a) {

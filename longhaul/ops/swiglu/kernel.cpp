@@ -30,9 +30,10 @@ template <typename T, bool kStream>
 void multiply(const Args& a, const Run& run) {
   const T *gate = run.in<T>(a.gate, a.gate_stride), *up = run.in<T>(a.up, a.up_stride);
   T* y = run.out<T>(a.y, a.D);
-  write_row<kStream>(y, run.count, [&](int64_t i, auto part) {
+  write_row<kStream>(y, run.count, [&](int64_t i, auto part) LONGHAUL_INLINED {
     const Floats g = load_as_floats(gate + i, part);
-    return g * sigmoid(g).of_x * load_as_floats(up + i, part);
+    const Sigmoid s = sigmoid(g);
+    return g * s.of_x * load_as_floats(up + i, part) / s.divisor;
   });
 }
 
@@ -42,11 +43,12 @@ void differentiate(const GradArgs& a, const Run& run) {
   const T *gate = run.in<T>(a.gate, a.gate_stride), *up = run.in<T>(a.up, a.up_stride);
   const T* dy = run.in<T>(a.dy, a.dy_stride);
   T* const results[] = {run.out<T>(a.d_gate, a.d_stride), run.out<T>(a.d_up, a.d_stride)};
-  write_rows<kStream>(results, run.count, [&](int64_t i, auto part) {
+  write_rows<kStream>(results, run.count, [&](int64_t i, auto part) LONGHAUL_INLINED {
     const Floats g = load_as_floats(gate + i, part), d = load_as_floats(dy + i, part);
     const Sigmoid s = sigmoid(g);
-    const Floats slope = s.of_x * (1.0F + g * s.of_minus_x);
-    return Results<2>{{d * load_as_floats(up + i, part) * slope, d * (g * s.of_x)}};
+    const Floats inverse = 1.0F / s.divisor, of_x = s.of_x * inverse;
+    const Floats slope = of_x * (1.0F + g * (s.of_minus_x * inverse));
+    return Results<2>{{d * load_as_floats(up + i, part) * slope, d * (g * of_x)}};
   });
 }
 
