@@ -144,7 +144,7 @@ def grouped_products(ops, dtype, label, peak):
 def join_free_memory():
     """The allocator cannot join what cuts for alignment leave of a freed block, and would take new
     pages, which the kernel clears, for each result. From one large block it takes them again."""
-    torch.ones(1 << 29)
+    torch.ones(1 << 30)
 
 
 def main():

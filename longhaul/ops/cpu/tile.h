@@ -138,7 +138,7 @@ LONGHAUL_INLINE void multiply_rows(const char* const* rows, const int32_t* packe
     }
     multiply_tile<T, kSplit, kSets>(rows, packed, stride, steps, acc);
   } else {
-    constexpr int64_t kSteps = 192;
+    constexpr int64_t kSteps = R > 8 ? 128 : 192;
     constexpr int kAtOnce = C * kParts % 3 == 0 ? 3 : kTileRegisters;
     static_assert(R % kTileRows == 0 && C * kParts % kAtOnce == 0);
     const char* from[R];

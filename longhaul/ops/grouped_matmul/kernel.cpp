@@ -1,5 +1,6 @@
-// Products of each group's rows with its matrix, or with the transpose. A task packs a panel of a
-// matrix once and takes up to kTaskRows rows through it.
+// Products of each group's rows with its matrix, or with the transpose. A task takes up to
+// kTaskRows rows of a group through a few panels of its matrix: panels are packed for a task, and
+// rows copied where they must be.
 #include <omp.h>
 
 #include <algorithm>
@@ -14,9 +15,10 @@ namespace {
 
 using Args = longhaul_grouped_matmul_args;
 
-constexpr int64_t kTaskRows = 1024;
+constexpr int64_t kTaskRows = 1024, kTaskPanels = 8;
 
-struct Task {
+// Rows of a group.
+struct Block {
   int64_t expert, begin, rows;
 };
 
@@ -25,15 +27,15 @@ int64_t out_width(const Args& a) { return a.transposed ? a.K : a.N; }
 
 int64_t panels_of(const Args& a) { return (out_width(a) + kPanel - 1) / kPanel; }
 
-int64_t max_tasks(const Args& a) { return a.E + a.M / kTaskRows; }
+int64_t max_blocks(const Args& a) { return a.E + a.M / kTaskRows; }
 
 // Returns their number; `end` is where the last group ends.
-int64_t list_tasks(const Args& a, Task* tasks, int64_t& end) {
+int64_t list_blocks(const Args& a, Block* blocks, int64_t& end) {
   int64_t count = 0;
   end = 0;
   for (int64_t e = 0; e < a.E; ++e) {
     for (int64_t done = 0; done < a.counts[e]; done += kTaskRows) {
-      tasks[count++] = {e, end + done, std::min(kTaskRows, a.counts[e] - done)};
+      blocks[count++] = {e, end + done, std::min(kTaskRows, a.counts[e] - done)};
     }
     end += a.counts[e];
   }
@@ -51,11 +53,11 @@ template <typename T>
 struct Buffers {
   int64_t words;   // of a row
   int32_t* panel;  // [words, rounded up to 16][32]
-  int32_t* rows;   // [kRows][words, rounded up to 16], where rows are copied
+  int32_t* rows;   // [a block's][words, rounded up to 16], where rows are copied
 
   Buffers(const Args& a, Workspace& workspace) : words(words_of<T>(in_width(a))) {
     panel = workspace.take<int32_t>(padded() * kPanel);
-    rows = workspace.take<int32_t>(copies_rows<T>(a) ? kRows * padded() : 0);
+    rows = workspace.take<int32_t>(copies_rows<T>(a) ? std::min(a.M, kTaskRows) * padded() : 0);
   }
   int64_t padded() const { return round_up(words, kLanes); }
 };
@@ -79,14 +81,14 @@ struct OperandRows {
 };
 
 template <typename T>
-LONGHAUL_INLINE OperandRows operands(const Args& a, const T* in, int64_t count,
-                                     const Buffers<T>& buffers) {
+OperandRows operands(const Args& a, const Block& block, const Buffers<T>& buffers) {
   const int64_t width = in_width(a);
+  const T* in = static_cast<const T*>(a.in) + block.begin * width;
   if (!copies_rows<T>(a)) {
     return {reinterpret_cast<const char*>(in), width * static_cast<int64_t>(sizeof(T))};
   }
   constexpr int64_t kElements = kLanes * kPackOperand<T>;
-  for (int64_t row = 0; row < count; ++row) {
+  for (int64_t row = 0; row < block.rows; ++row) {
     int32_t* to = buffers.rows + row * buffers.padded();
     for (int64_t i = 0; i < width; i += kElements, to += kLanes) {
       store_words(to, load_operands(in + row * width + i, width - i));
@@ -96,19 +98,25 @@ LONGHAUL_INLINE OperandRows operands(const Args& a, const T* in, int64_t count,
 }
 
 template <typename T>
-void multiply(const Args& a, const Task& task, int64_t column, const Buffers<T>& buffers) {
+void multiply(const Args& a, const Block& block, const OperandRows& in, int64_t column,
+              const Buffers<T>& buffers) {
   const int64_t columns = std::min<int64_t>(kPanel, out_width(a) - column);
-  const T* in = static_cast<const T*>(a.in) + task.begin * in_width(a);
-  T* out = static_cast<T*>(a.out) + task.begin * out_width(a) + column;
-  for (int64_t row = 0; row < task.rows; row += kRows) {
-    const int64_t count = std::min<int64_t>(kRows, task.rows - row);
-    const auto [rows, bytes] = operands(a, in + row * in_width(a), count, buffers);
+  T* out = static_cast<T*>(a.out) + block.begin * out_width(a) + column;
+  for (int64_t row = 0; row < block.rows; row += kRows) {
+    const int64_t count = std::min<int64_t>(kRows, block.rows - row);
     Floats acc[kRows][kVectors] = {};
-    multiply_panel<T>(rows, bytes, count, buffers.panel, buffers.words, acc);
+    multiply_panel<T>(in.rows + row * in.bytes, in.bytes, count, buffers.panel, buffers.words, acc);
     for (int64_t r = 0; r < count; ++r) {
       store_columns(out + (row + r) * out_width(a), acc[r], columns);
     }
   }
+}
+
+// The panels of a task: fewer where threads would have none.
+int64_t panels_of_task(int64_t blocks, int64_t panels) {
+  constexpr int64_t kTasksOfThread = 4;
+  const int64_t most = blocks * panels / (kTasksOfThread * omp_get_max_threads());
+  return std::clamp<int64_t>(most, 1, kTaskPanels);
 }
 
 template <typename T>
@@ -121,23 +129,26 @@ size_t thread_bytes(const Args& a) {
 template <typename T>
 void run(const Args& a, void* memory) {
   Workspace workspace(memory);
-  Task* tasks = workspace.take<Task>(max_tasks(a));
+  Block* blocks = workspace.take<Block>(max_blocks(a));
   char* rest = static_cast<char*>(memory) + workspace.bytes();
   const size_t bytes = thread_bytes<T>(a);
-  const int64_t panels = panels_of(a);
   int64_t end = 0;
-  const int64_t count = list_tasks(a, tasks, end);
+  const int64_t count = list_blocks(a, blocks, end), panels = panels_of(a);
+  const int64_t at_once = panels_of_task(count, panels), tasks = (panels + at_once - 1) / at_once;
 #pragma omp parallel
   {
     const FlushDenormals flush;
     Workspace own(rest + bytes * static_cast<size_t>(omp_get_thread_num()));
     const Buffers<T> buffers(a, own);
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < count * panels; ++i) {
-      const Task& task = tasks[i / panels];
-      const int64_t column = i % panels * kPanel;
-      pack_panel(a, task.expert, column, buffers);
-      multiply(a, task, column, buffers);
+    for (int64_t i = 0; i < count * tasks; ++i) {
+      const Block& block = blocks[i / tasks];
+      const OperandRows rows = operands(a, block, buffers);
+      const int64_t first = i % tasks * at_once;
+      for (int64_t panel = first; panel < std::min(first + at_once, panels); ++panel) {
+        pack_panel(a, block.expert, panel * kPanel, buffers);
+        multiply(a, block, rows, panel * kPanel, buffers);
+      }
     }
   }
   std::fill(static_cast<T*>(a.out) + end * out_width(a),
@@ -148,7 +159,7 @@ void run(const Args& a, void* memory) {
 
 size_t grouped_matmul_workspace(const Args& a) {
   Workspace workspace(nullptr);
-  workspace.take<Task>(max_tasks(a));
+  workspace.take<Block>(max_blocks(a));
   const size_t own = with_dtype(a.dtype, [&]<typename T>() { return thread_bytes<T>(a); });
   return workspace.bytes() + own * static_cast<size_t>(omp_get_max_threads());
 }

@@ -17,7 +17,7 @@ using Args = longhaul_grouped_matmul_grad_args;
 
 constexpr int64_t kChunkRows = 512;
 
-// Rows of one group. Their words of dy begin at word `place` of every column's.
+// Rows of one group. `place` words of each column of dy come before theirs.
 struct Chunk {
   int64_t begin, rows, words, place;
 };
@@ -35,9 +35,8 @@ int64_t max_words(const Args& a) {
   return words_of<T>(a.M) + kLanes * max_chunks(a);
 }
 
-// Returns the words of all chunks.
 template <typename T>
-int64_t list_chunks(const Args& a, const Chunks& chunks) {
+void list_chunks(const Args& a, const Chunks& chunks) {
   int64_t count = 0, row = 0, place = 0;
   for (int64_t e = 0; e < a.E; ++e) {
     chunks.first[e] = count;
@@ -50,14 +49,13 @@ int64_t list_chunks(const Args& a, const Chunks& chunks) {
     row += a.counts[e];
   }
   chunks.first[a.E] = count;
-  return place;
 }
 
 // What all threads work in.
 template <typename T>
 struct Buffers {
   Chunks chunks;
-  int32_t* columns;  // [N, rounded up to 16][words]: dy by columns
+  int32_t* columns;  // of each chunk [N, rounded up to 16][words]: dy by columns
   int32_t* panels;   // [threads][kChunkRows / kPackOperand<T>][32]
   float* sums;       // [threads][N, rounded up to 16][32]
 
@@ -75,13 +73,12 @@ struct Buffers {
 template <typename T>
 class WeightGradient {
  public:
-  WeightGradient(const Args& a, const Buffers<T>& buffers, int64_t words)
-      : a_(a), buffers_(buffers), words_(words) {}
+  WeightGradient(const Args& a, const Buffers<T>& buffers) : a_(a), buffers_(buffers) {}
 
   // The words of a chunk of up to 16 columns of dy.
   void lay_out(const Chunk& chunk, int64_t column) const {
     const T* dy = static_cast<const T*>(a_.dy) + chunk.begin * a_.N + column;
-    int32_t* to = buffers_.columns + column * words_ + chunk.place;
+    int32_t* to = columns_of(chunk, column);
     for (int64_t word = 0; word < chunk.words; word += kLanes) {
       Words x[kLanes];
       for (int i = 0; i < kLanes; ++i) {
@@ -89,7 +86,7 @@ class WeightGradient {
         x[i] = pair_rows(dy + row * a_.N, a_.N, chunk.rows - row, a_.N - column);
       }
       transpose_words(x);
-      for (int i = 0; i < kLanes; ++i) store_words(to + i * words_ + word, x[i]);
+      for (int i = 0; i < kLanes; ++i) store_words(to + i * chunk.words + word, x[i]);
     }
   }
 
@@ -123,6 +120,11 @@ class WeightGradient {
   }
 
  private:
+  // Where the words of a column of dy are, those of the next one behind them.
+  int32_t* columns_of(const Chunk& chunk, int64_t column) const {
+    return buffers_.columns + chunk.place * buffers_.padded_rows(a_) + column * chunk.words;
+  }
+
   // The sums of kRows rows over the chunks before.
   LONGHAUL_INLINE static void load_sums(const float* sums, Floats (&acc)[kRows][kVectors]) {
     for (int i = 0; i < kRows * kVectors; ++i) {
@@ -138,21 +140,20 @@ class WeightGradient {
   // acc += rows n to n + 7 of the chunk's part.
   LONGHAUL_INLINE void add_rows(const Chunk& chunk, int64_t n, const int32_t* panel,
                                 Floats (&acc)[kRows][kVectors]) const {
-    const int32_t* columns = buffers_.columns + n * words_ + chunk.place;
-    multiply_panel<T>(reinterpret_cast<const char*>(columns), words_ * 4, kRows, panel, chunk.words,
-                      acc);
+    multiply_panel<T>(reinterpret_cast<const char*>(columns_of(chunk, n)), chunk.words * 4, kRows,
+                      panel, chunk.words, acc);
   }
 
   const Args& a_;
   const Buffers<T>& buffers_;
-  int64_t words_;
 };
 
 template <typename T>
 void run(const Args& a, void* memory) {
   Workspace workspace(memory);
   const Buffers<T> buffers(a, workspace);
-  const WeightGradient<T> gradient(a, buffers, list_chunks<T>(a, buffers.chunks));
+  const WeightGradient<T> gradient(a, buffers);
+  list_chunks<T>(a, buffers.chunks);
   const int64_t chunks = buffers.chunks.first[a.E], strips = (a.N + kLanes - 1) / kLanes,
                 panels = (a.K + kPanel - 1) / kPanel;
 #pragma omp parallel

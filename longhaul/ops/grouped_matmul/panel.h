@@ -12,7 +12,7 @@ namespace longhaul::cpu::LONGHAUL_ISA {
 
 constexpr int kPanel = 32;  // columns
 constexpr int kVectors = kPanel / kLanes;
-constexpr int kRows = 8;  // that are multiplied at a time
+constexpr int kRows = kParts == 1 ? 8 : 16;  // that are multiplied at a time
 
 // Sixteen words of operands from as many elements as they hold.
 template <typename T>
@@ -40,6 +40,29 @@ int64_t words_of(int64_t n) {
   return (n + kPackOperand<T> - 1) / kPackOperand<T>;
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Word j of row i becomes word i of row j, of eight rows.
+LONGHAUL_INLINE void transpose_eight(__m256i (&x)[8]) {
+  __m256i pairs[8], fours[8];  // of rows, next to each other in each half
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_epi32(x[i], x[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_epi32(x[i], x[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const int from = i / 2 * 4 + i % 2;
+    fours[2 * i] = _mm256_unpacklo_epi64(pairs[from], pairs[from + 2]);
+    fours[2 * i + 1] = _mm256_unpackhi_epi64(pairs[from], pairs[from + 2]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x20);
+    x[i + 4] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x31);
+  }
+}
+#endif
+
 // Word j of row i becomes word i of row j.
 LONGHAUL_INLINE void transpose_words(Words (&x)[kLanes]) {
 #if defined(__AVX512F__)
@@ -57,6 +80,19 @@ LONGHAUL_INLINE void transpose_words(Words (&x)[kLanes]) {
       x[i + step] = __builtin_shuffle(a, b, second);
     }
   }
+#elif defined(__AVX2__)
+  Words columns[kLanes];
+  for (int rows = 0; rows < kLanes; rows += 8) {
+    for (int part = 0; part < kParts; ++part) {
+      __m256i block[8];
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) block[i] = __m256i(x[rows + i].part[part]);
+      transpose_eight(block);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) columns[8 * part + i].part[rows / 8] = RegisterWords(block[i]);
+    }
+  }
+  for (int i = 0; i < kLanes; ++i) x[i] = columns[i];
 #else
   int32_t rows[kLanes][kLanes], columns[kLanes][kLanes];
   std::memcpy(rows, x, sizeof rows);
