@@ -141,16 +141,9 @@ def grouped_products(ops, dtype, label, peak):
             report(f"{name}.backward", 100 * least / backward, "%", "product_share")
 
 
-def join_free_memory():
-    """The allocator cannot join what cuts for alignment leave of a freed block, and would take new
-    pages, which the kernel clears, for each result. From one large block it takes them again."""
-    torch.ones(1 << 30)
-
-
 def main():
     torch.ops.load_library(sys.argv[1])
     ops = torch.ops.longhaul
-    join_free_memory()
     peak = bandwidth()
     report("bandwidth", peak / 1e9, "GB/s")
     for dtype, label in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):

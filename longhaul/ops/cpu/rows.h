@@ -67,17 +67,15 @@ LONGHAUL_INLINE void stream_line(void* p, Words line) {
   store_words(p, line);
 #endif
 }
-LONGHAUL_INLINE void stream_line(float* p, const Floats (&v)[1]) { stream_line(p, Words(v[0])); }
-LONGHAUL_INLINE void stream_line(bf16* p, const Floats (&v)[2]) {
-#if defined(__AVX512BF16__)
-  stream_line(p, Words(_mm512_cvtne2ps_pbh(v[1], v[0])));
-#elif defined(__AVX512F__)
-  const auto low = __m256i(to_bf16(v[0])), high = __m256i(to_bf16(v[1]));
-  stream_line(p, Words(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)));
-#else
-  const Halves halves[] = {to_bf16(v[0]), to_bf16(v[1])};
-  stream_line(p, load_words(halves));
-#endif
+// Elements that are made in the first cache and then streamed, line by line: a read whose place in
+// its page is that of a line streamed just before would wait until that line is on its way.
+template <typename T>
+constexpr int64_t kStreamBlock = 1024 / sizeof(T);
+
+template <typename T>
+LONGHAUL_INLINE void stream_lines(T* to, const T* lines, int64_t n) {
+  constexpr int64_t kLine = sizeof(Words) / sizeof(T);
+  for (int64_t i = 0; i < n; i += kLine) stream_line(to + i, load_words(lines + i));
 }
 LONGHAUL_INLINE void drain_streams() {
 #if defined(__SSE__)
@@ -108,17 +106,17 @@ template <bool kStream, int N, typename T, typename F>
 LONGHAUL_INLINE void write_rows(T* const (&rows)[N], int64_t n, const F& values) {
   int64_t i = 0;
   if constexpr (kStream) {
-    for (; i + kPack<T> * kLanes <= n; i += kPack<T> * kLanes) {
-      Results<N> line[kPack<T>];
+    constexpr int64_t kLine = sizeof(Words) / sizeof(T);
+    alignas(64) T block[N][kStreamBlock<T>];
+    for (int64_t left = n; left >= kLine; left = n - i) {
+      const int64_t count = left < kStreamBlock<T> ? left / kLine * kLine : kStreamBlock<T>;
+      for (int64_t j = 0; j < count; j += kLanes) {
+        const Results<N> results = values(i + j, Whole{});
 #pragma GCC unroll 2
-      for (int v = 0; v < kPack<T>; ++v) line[v] = values(i + v * kLanes, Whole{});
-#pragma GCC unroll 2
-      for (int row = 0; row < N; ++row) {
-        Floats of_row[kPack<T>];
-#pragma GCC unroll 2
-        for (int v = 0; v < kPack<T>; ++v) of_row[v] = line[v].of[row];
-        stream_line(rows[row] + i, of_row);
+        for (int row = 0; row < N; ++row) store_rounded(block[row] + j, results.of[row]);
       }
+      for (int row = 0; row < N; ++row) stream_lines(rows[row] + i, block[row], count);
+      i += count;
     }
   }
   for_lanes(n - i, [&](int64_t rest, auto part) LONGHAUL_INLINED {

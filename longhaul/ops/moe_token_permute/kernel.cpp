@@ -14,8 +14,12 @@ using UnpermuteArgs = longhaul_moe_token_unpermute_args;
 template <bool kStream, typename T>
 LONGHAUL_INLINE void copy_row(const T* from, int64_t D, T* to) {
   if constexpr (kStream) {
-    constexpr int64_t kStep = sizeof(Words) / sizeof(T);
-    for (int64_t i = 0; i < D; i += kStep) stream_line(to + i, load_words(from + i));
+    alignas(64) T block[kStreamBlock<T>];
+    for (int64_t i = 0; i < D; i += kStreamBlock<T>) {
+      const int64_t count = D - i < kStreamBlock<T> ? D - i : kStreamBlock<T>;
+      std::memcpy(block, from + i, static_cast<size_t>(count) * sizeof(T));
+      stream_lines(to + i, block, count);
+    }
   } else {
     std::memcpy(to, from, static_cast<size_t>(D) * sizeof(T));
   }

@@ -40,35 +40,38 @@ LONGHAUL_INLINE void load_pairs(const float* x, Floats& a, Floats& b) {
   b = odd_lanes(load(x), load(x + kLanes));
 }
 
-template <bool kStream>
-LONGHAUL_INLINE void put_words(void* p, Words v) {
-  kStream ? stream_line(p, v) : store_words(p, v);
-}
-template <bool kStream>
 LONGHAUL_INLINE void put_pairs(bf16* out, const Results<2>& pairs) {
-  put_words<kStream>(out, pack_bf16(pairs.of[0], pairs.of[1]));
+  store_words(out, pack_bf16(pairs.of[0], pairs.of[1]));
 }
-template <bool kStream>
 LONGHAUL_INLINE void put_pairs(float* out, const Results<2>& pairs) {
   Floats turns[2];
   interleave(pairs.of[0], pairs.of[1], turns);
-  for (int i = 0; i < 2; ++i) put_words<kStream>(out + i * kLanes, Words(turns[i]));
+  for (int i = 0; i < 2; ++i) store(out + i * kLanes, turns[i]);
 }
 
 template <bool kStream, typename T>
 LONGHAUL_INLINE void turn_interleaved(const T* x, int64_t half, const Angles& angles, T* out) {
   Floats a, b;
   int64_t i = 0;
-  for (; i + kLanes <= half; i += kLanes) {
-    load_pairs(x + 2 * i, a, b);
-    put_pairs<kStream>(out + 2 * i, turned(a, b, angles, i, Whole{}));
+  while (i + kLanes <= half) {
+    alignas(64) T block[kStreamBlock<T>];
+    T* const to = kStream ? block : out + 2 * i;
+    const int64_t left = half - i;
+    const int64_t count =
+        (left < kStreamBlock<T> / 2 ? left : kStreamBlock<T> / 2) / kLanes * kLanes;
+    for (int64_t j = 0; j < count; j += kLanes) {
+      load_pairs(x + 2 * (i + j), a, b);
+      put_pairs(to + 2 * j, turned(a, b, angles, i + j, Whole{}));
+    }
+    if constexpr (kStream) stream_lines(out + 2 * i, block, 2 * count);
+    i += count;
   }
   if (i == half) return;
   T pairs[2 * kLanes] = {};
   const auto bytes = static_cast<size_t>(2 * (half - i)) * sizeof(T);
   std::memcpy(pairs, x + 2 * i, bytes);
   load_pairs(pairs, a, b);
-  put_pairs<false>(pairs, turned(a, b, angles, i, Part{half - i}));
+  put_pairs(pairs, turned(a, b, angles, i, Part{half - i}));
   std::memcpy(out + 2 * i, pairs, bytes);
 }
 
