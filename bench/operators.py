@@ -1,6 +1,6 @@
 """The operators around attention on the CPU kernels: what moves memory against the bandwidth that
-PyTorch's own copies reach in the same process, grouped products against one oneDNN product of the
-same FLOPs, and the fused kernels against our own reference operators. docs/benchmarks.md has the
+PyTorch's own copies reach in the same process, grouped products against one product of the same
+FLOPs, and the fused kernels against our own reference operators. docs/benchmarks.md has the
 details.
 
 Prints figures (lib/figure.py) on stdout. BENCH_REPEATS changes the effort; LONGHAUL_OPS_LIBRARY and

@@ -199,6 +199,8 @@ std::vector<Choice> choices() {
       {"all nowhere", at::full({9, 2}, kExperts, at::kLong)},
       {"one token, one choice", at::full({1, 1}, 3, at::kLong)},
       {"no token", at::zeros({0, 2}, at::kLong)},
+      {"five choices", at::arange(15).reshape({3, 5}).remainder(kExperts)},
+      {"seven choices", at::arange(14).reshape({2, 7}).remainder(kExperts)},
   };
 }
 
@@ -212,7 +214,7 @@ TEST_P(FusedPointwise, PermuteAndUnpermute) {
     const Operator unpermute = [&](const Inputs& x, Kernel kernel) {
       return ops::moe_token_unpermute(x[0], x[1], order, kernel);
     };
-    for (const int64_t D : {1, 7, 21, 64, 1027}) {
+    for (const int64_t D : {1, 7, 21, 64, 1027, 2049, 4100}) {
       const auto what = std::string(name) + ", D = " + std::to_string(D);
       expect_as_reference(permute, {normal({T, D}, 1)}, what);
       expect_as_reference(unpermute, {normal({T * k, D}, 1), normal({T, k}, 2)}, what,

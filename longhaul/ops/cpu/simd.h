@@ -309,7 +309,7 @@ LONGHAUL_INLINE Floats odd_lanes(Floats a, Floats b) {
 }
 #endif
 // The lanes of a and b in turn: those of the first halves, then those of the second ones.
-LONGHAUL_INLINE void interleave(Floats a, Floats b, Floats (&turns)[2]) {
+LONGHAUL_INLINE void zip_lanes(Floats a, Floats b, Floats (&turns)[2]) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #pragma GCC unroll 2
   for (int p = 0; p < kParts; ++p) {

@@ -1,6 +1,6 @@
-// Products of each group's rows with its matrix, or with the transpose. A task takes up to
-// kTaskRows rows of a group through a few panels of its matrix: panels are packed for a task, and
-// rows copied where they must be.
+// Products of each group's rows with its matrix, or with the transpose. A task takes a block of
+// rows of a group through a few panels of its matrix: panels are packed for a task, and rows copied
+// where they must be.
 #include <omp.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 using Args = longhaul_grouped_matmul_args;
 
-constexpr int64_t kTaskRows = 1024, kTaskPanels = 8;
+constexpr int64_t kBlockRows = 1024, kTaskPanels = 8;
 
 // Rows of a group.
 struct Block {
@@ -27,25 +27,39 @@ int64_t out_width(const Args& a) { return a.transposed ? a.K : a.N; }
 
 int64_t panels_of(const Args& a) { return (out_width(a) + kPanel - 1) / kPanel; }
 
-int64_t max_blocks(const Args& a) { return a.E + a.M / kTaskRows; }
-
-// Returns their number; `end` is where the last group ends.
-int64_t list_blocks(const Args& a, Block* blocks, int64_t& end) {
-  int64_t count = 0;
-  end = 0;
-  for (int64_t e = 0; e < a.E; ++e) {
-    for (int64_t done = 0; done < a.counts[e]; done += kTaskRows) {
-      blocks[count++] = {e, end + done, std::min(kTaskRows, a.counts[e] - done)};
-    }
-    end += a.counts[e];
-  }
-  return count;
-}
-
 // Whether rows must be copied to be read as words: to be widened, or for the end of the last word.
 template <typename T>
 bool copies_rows(const Args& a) {
   return kWidened<T> || in_width(a) % kPackOperand<T> != 0;
+}
+
+// At most. Where rows are copied so few that a copy takes 4 MiB at most, but kRows.
+template <typename T>
+int64_t rows_of_block(const Args& a) {
+  if (!copies_rows<T>(a)) return kBlockRows;
+  const int64_t row_bytes = round_up(words_of<T>(in_width(a)), kLanes) * 4;
+  const int64_t fit = (int64_t{4} << 20) / row_bytes / kRows * kRows;
+  return std::clamp<int64_t>(fit, kRows, kBlockRows);
+}
+
+template <typename T>
+int64_t max_blocks(const Args& a) {
+  return a.E + a.M / rows_of_block<T>(a);
+}
+
+// Returns their number; `end` is where the last group ends.
+template <typename T>
+int64_t list_blocks(const Args& a, Block* blocks, int64_t& end) {
+  const int64_t most = rows_of_block<T>(a);
+  int64_t count = 0;
+  end = 0;
+  for (int64_t e = 0; e < a.E; ++e) {
+    for (int64_t done = 0; done < a.counts[e]; done += most) {
+      blocks[count++] = {e, end + done, std::min(most, a.counts[e] - done)};
+    }
+    end += a.counts[e];
+  }
+  return count;
 }
 
 // What a thread works in.
@@ -57,7 +71,8 @@ struct Buffers {
 
   Buffers(const Args& a, Workspace& workspace) : words(words_of<T>(in_width(a))) {
     panel = workspace.take<int32_t>(padded() * kPanel);
-    rows = workspace.take<int32_t>(copies_rows<T>(a) ? std::min(a.M, kTaskRows) * padded() : 0);
+    const int64_t copied = copies_rows<T>(a) ? std::min(a.M, rows_of_block<T>(a)) : 0;
+    rows = workspace.take<int32_t>(copied * padded());
   }
   int64_t padded() const { return round_up(words, kLanes); }
 };
@@ -129,22 +144,23 @@ size_t thread_bytes(const Args& a) {
 template <typename T>
 void run(const Args& a, void* memory) {
   Workspace workspace(memory);
-  Block* blocks = workspace.take<Block>(max_blocks(a));
+  Block* blocks = workspace.take<Block>(max_blocks<T>(a));
   char* rest = static_cast<char*>(memory) + workspace.bytes();
   const size_t bytes = thread_bytes<T>(a);
   int64_t end = 0;
-  const int64_t count = list_blocks(a, blocks, end), panels = panels_of(a);
-  const int64_t at_once = panels_of_task(count, panels), tasks = (panels + at_once - 1) / at_once;
+  const int64_t count = list_blocks<T>(a, blocks, end), panels = panels_of(a);
+  const int64_t at_once = panels_of_task(count, panels);
+  const int64_t tasks_of_block = (panels + at_once - 1) / at_once;
 #pragma omp parallel
   {
     const FlushDenormals flush;
     Workspace own(rest + bytes * static_cast<size_t>(omp_get_thread_num()));
     const Buffers<T> buffers(a, own);
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < count * tasks; ++i) {
-      const Block& block = blocks[i / tasks];
+    for (int64_t i = 0; i < count * tasks_of_block; ++i) {
+      const Block& block = blocks[i / tasks_of_block];
       const OperandRows rows = operands(a, block, buffers);
-      const int64_t first = i % tasks * at_once;
+      const int64_t first = i % tasks_of_block * at_once;
       for (int64_t panel = first; panel < std::min(first + at_once, panels); ++panel) {
         pack_panel(a, block.expert, panel * kPanel, buffers);
         multiply(a, block, rows, panel * kPanel, buffers);
@@ -159,8 +175,10 @@ void run(const Args& a, void* memory) {
 
 size_t grouped_matmul_workspace(const Args& a) {
   Workspace workspace(nullptr);
-  workspace.take<Block>(max_blocks(a));
-  const size_t own = with_dtype(a.dtype, [&]<typename T>() { return thread_bytes<T>(a); });
+  const size_t own = with_dtype(a.dtype, [&]<typename T>() {
+    workspace.take<Block>(max_blocks<T>(a));
+    return thread_bytes<T>(a);
+  });
   return workspace.bytes() + own * static_cast<size_t>(omp_get_max_threads());
 }
 

@@ -1,6 +1,6 @@
 // The gradient of each group's matrix: dW = dy^T x over the group's rows. First dy is laid out so
-// that a column's rows lie next to each other as words; then each task makes a panel of columns of
-// one matrix, chunk by chunk of rows, in a fixed order.
+// that a column's rows of a chunk lie next to each other as words; then each task makes a panel of
+// columns of one matrix, chunk by chunk of rows, in a fixed order.
 #include <omp.h>
 
 #include <algorithm>
@@ -137,7 +137,7 @@ class WeightGradient {
     }
   }
 
-  // acc += rows n to n + 7 of the chunk's part.
+  // acc += kRows rows of the chunk's part, from n on.
   LONGHAUL_INLINE void add_rows(const Chunk& chunk, int64_t n, const int32_t* panel,
                                 Floats (&acc)[kRows][kVectors]) const {
     multiply_panel<T>(reinterpret_cast<const char*>(columns_of(chunk, n)), chunk.words * 4, kRows,

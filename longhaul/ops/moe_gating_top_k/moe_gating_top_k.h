@@ -35,7 +35,7 @@ struct Gating {
 
 // All three. `chosen_TK` (int64) repeats an earlier choice or, undefined, leaves it to the scores;
 // bias [E] may be undefined. Throws Error for shapes, k and groups that do not fit. Fused: fp32 on
-// the CPU, one pass forward and one backward, ties as stated.
+// the CPU, one pass forward and one backward, ties as stated; scores below 2^-126 may count as 0.
 Gating moe_gating_top_k(const Tensor& logits_TE, const Tensor& bias_E, const GatingOptions& options,
                         const Tensor& chosen_TK = {}, Kernel kernel = Kernel::kReference);
 

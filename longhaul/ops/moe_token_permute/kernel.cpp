@@ -30,39 +30,45 @@ void permute_token(const PermuteArgs& a, int64_t token) {
   const T* from = static_cast<const T*>(a.tokens) + token * a.D;
   for (int64_t choice = token * a.k; choice < (token + 1) * a.k; ++choice) {
     T* to = static_cast<T*>(a.permuted) + a.inverse[choice] * a.D;
-    const float p = a.probs ? a.probs[choice] : 1;
-    if (a.d_probs) {
-      const T* row = static_cast<const T*>(a.rows) + a.inverse[choice] * a.D;
-      Floats dot = {};
+    const T* row = a.d_probs ? static_cast<const T*>(a.rows) + a.inverse[choice] * a.D : nullptr;
+    Floats dot = {};
+    const auto add_to_dot = [&](Floats v, int64_t i, auto part) LONGHAUL_INLINED {
+      if (row) dot = fma(v, load_as_floats(row + i, part), dot);
+    };
+    if (a.probs) {
+      const float p = a.probs[choice];
       write_row<kStream>(to, a.D, [&](int64_t i, auto part) LONGHAUL_INLINED {
         const Floats v = load_as_floats(from + i, part);
-        dot = fma(v, load_as_floats(row + i, part), dot);
+        add_to_dot(v, i, part);
         return v * p;
-      });
-      a.d_probs[choice] = sum(dot);
-    } else if (a.probs) {
-      write_row<kStream>(to, a.D, [&](int64_t i, auto part) LONGHAUL_INLINED {
-        return load_as_floats(from + i, part) * p;
       });
     } else {
       copy_row<kStream>(from, a.D, to);
+      for_lanes(row ? a.D : 0, [&](int64_t i, auto part) LONGHAUL_INLINED {
+        add_to_dot(load_as_floats(from + i, part), i, part);
+      });
     }
+    if (row) a.d_probs[choice] = sum(dot);
   }
 }
 
+struct Columns {
+  int64_t from, count;
+};
+
 // Weighs kRows rows of a token, from the choice `first` on, adds them to `sums` (none yet where
-// that is null), and writes n of the columns from `column` on.
+// that is null), and writes these columns.
 template <int kRows, bool kStream, typename T, typename Out>
-LONGHAUL_INLINE void add_rows(const UnpermuteArgs& a, int64_t first, int64_t column, int64_t n,
+LONGHAUL_INLINE void add_rows(const UnpermuteArgs& a, int64_t first, const Columns& columns,
                               const float* sums, Out* out) {
   const T* rows[kRows];
   float p[kRows];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
-    rows[r] = static_cast<const T*>(a.permuted) + a.inverse[first + r] * a.D + column;
+    rows[r] = static_cast<const T*>(a.permuted) + a.inverse[first + r] * a.D + columns.from;
     p[r] = a.probs ? a.probs[first + r] : 1;
   }
-  write_row<kStream>(out, n, [&](int64_t i, auto part) LONGHAUL_INLINED {
+  write_row<kStream>(out, columns.count, [&](int64_t i, auto part) LONGHAUL_INLINED {
     Floats sum = sums ? load_as_floats(sums + i, part) : Floats{};
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) sum = fma(load_as_floats(rows[r] + i, part), all(p[r]), sum);
@@ -70,36 +76,36 @@ LONGHAUL_INLINE void add_rows(const UnpermuteArgs& a, int64_t first, int64_t col
   });
 }
 
-// A few rows at a time, each from its beginning to its end, as memory is read fastest.
+// A few rows at a time, many columns of each in a row, as memory is read fastest.
 template <typename T, bool kStream>
 void unpermute_token(const UnpermuteArgs& a, int64_t token) {
   constexpr int kRows = 4;
   constexpr int64_t kColumns = 2048;  // whose sums stay in the first cache
   alignas(64) float sums[kColumns];
-  for (int64_t column = 0; column < a.D; column += kColumns) {
-    const int64_t n = a.D - column < kColumns ? a.D - column : kColumns;
-    T* out = static_cast<T*>(a.tokens) + token * a.D + column;
+  for (int64_t from = 0; from < a.D; from += kColumns) {
+    const Columns columns = {from, a.D - from < kColumns ? a.D - from : kColumns};
+    T* out = static_cast<T*>(a.tokens) + token * a.D + from;
     const float* so_far = nullptr;
     int64_t i = token * a.k;
     const int64_t end = i + a.k;
     for (; end - i > kRows; i += kRows, so_far = sums) {
-      add_rows<kRows, false, T>(a, i, column, n, so_far, sums);
+      add_rows<kRows, false, T>(a, i, columns, so_far, sums);
     }
     switch (end - i) {
       case 0:
-        std::memset(out, 0, static_cast<size_t>(n) * sizeof(T));
+        std::memset(out, 0, static_cast<size_t>(columns.count) * sizeof(T));
         break;
       case 1:
-        add_rows<1, kStream, T>(a, i, column, n, so_far, out);
+        add_rows<1, kStream, T>(a, i, columns, so_far, out);
         break;
       case 2:
-        add_rows<2, kStream, T>(a, i, column, n, so_far, out);
+        add_rows<2, kStream, T>(a, i, columns, so_far, out);
         break;
       case 3:
-        add_rows<3, kStream, T>(a, i, column, n, so_far, out);
+        add_rows<3, kStream, T>(a, i, columns, so_far, out);
         break;
       default:
-        add_rows<4, kStream, T>(a, i, column, n, so_far, out);
+        add_rows<4, kStream, T>(a, i, columns, so_far, out);
     }
   }
 }

@@ -45,7 +45,7 @@ LONGHAUL_INLINE void put_pairs(bf16* out, const Results<2>& pairs) {
 }
 LONGHAUL_INLINE void put_pairs(float* out, const Results<2>& pairs) {
   Floats turns[2];
-  interleave(pairs.of[0], pairs.of[1], turns);
+  zip_lanes(pairs.of[0], pairs.of[1], turns);
   for (int i = 0; i < 2; ++i) store(out + i * kLanes, turns[i]);
 }
 

@@ -33,7 +33,7 @@ void multiply(const Args& a, const Run& run) {
   write_row<kStream>(y, run.count, [&](int64_t i, auto part) LONGHAUL_INLINED {
     const Floats g = load_as_floats(gate + i, part);
     const Sigmoid s = sigmoid(g);
-    return g * s.of_x * load_as_floats(up + i, part) / s.divisor;
+    return g * s.of_x * (load_as_floats(up + i, part) / s.divisor);
   });
 }
 
