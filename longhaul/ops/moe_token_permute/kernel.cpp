@@ -31,8 +31,9 @@ void permute_token(const PermuteArgs& a, int64_t token) {
   for (int64_t choice = token * a.k; choice < (token + 1) * a.k; ++choice) {
     T* to = static_cast<T*>(a.permuted) + a.inverse[choice] * a.D;
     const T* row = a.d_probs ? static_cast<const T*>(a.rows) + a.inverse[choice] * a.D : nullptr;
-    Floats dot = {};
+    Floats dots[4] = {};  // lose less than one
     const auto add_to_dot = [&](Floats v, int64_t i, auto part) LONGHAUL_INLINED {
+      Floats& dot = dots[i / kLanes % 4];
       if (row) dot = fma(v, load_as_floats(row + i, part), dot);
     };
     if (a.probs) {
@@ -48,7 +49,7 @@ void permute_token(const PermuteArgs& a, int64_t token) {
         add_to_dot(load_as_floats(from + i, part), i, part);
       });
     }
-    if (row) a.d_probs[choice] = sum(dot);
+    if (row) a.d_probs[choice] = sum((dots[0] + dots[1]) + (dots[2] + dots[3]));
   }
 }
 
