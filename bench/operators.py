@@ -29,10 +29,10 @@ REFERENCE_GOALS = {
 }
 
 
-# PyTorch takes aligned blocks. What glibc cuts off in front of them it keeps in lists of small blocks,
-# so that a freed block is too small for the next tensor of its size, which then lies in new pages
-# that the kernel clears. Without these lists freed blocks grow together again. (longhaul's own process
-# takes no aligned blocks.)
+# PyTorch takes aligned blocks. What glibc cuts off in front of them it keeps in lists of small
+# blocks, so that a freed block is too small for the next tensor of its size, which then lies in new
+# pages that the kernel clears. Without these lists freed blocks grow together again. (longhaul's
+# own process takes no aligned blocks.)
 JOINED_BLOCKS = machine.PROCESS_POLICY | {
     "GLIBC_TUNABLES": machine.PROCESS_POLICY["GLIBC_TUNABLES"]
     + ":glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0"

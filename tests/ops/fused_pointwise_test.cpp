@@ -236,10 +236,10 @@ TEST_P(FusedPointwise, PermuteKeepsEveryBit) {
 }
 
 // Results beyond the size from which they are written past the caches are those of smaller pieces.
+// A row is some blocks of those that are written at once and a part of one.
 TEST_P(FusedPointwise, LargeResults) {
-  constexpr int64_t kRows = 8400, kPiece = 1200, D = 1024;
+  constexpr int64_t kRows = 8400, kPiece = 1200, D = 1088;
   const auto x = normal({kRows, D}, 1, 1, dtype()), y = normal({kRows, D}, 2, 1, dtype());
-  const auto [cos, sin] = angles(1, kRows, 128);
   const auto expect_pieces = [&](const std::function<at::Tensor(const at::Tensor&, int64_t)>& f) {
     const auto run = [&](int64_t from, int64_t rows) {
       const auto leaf = x.narrow(0, from, rows).detach().set_requires_grad(true);
@@ -260,19 +260,27 @@ TEST_P(FusedPointwise, LargeResults) {
   expect_pieces(
       [&](const at::Tensor& in, int64_t) { return ops::rms_norm(in, y[0], kEps, Kernel::kFused); });
   expect_pieces([&](const at::Tensor& in, int64_t from) {
+    const auto residual = y.narrow(0, from, in.size(0));
+    const auto [normed, sum] = ops::rms_norm_add(in, residual, y[0], kEps, Kernel::kFused);
+    return normed + sum;
+  });
+  expect_pieces([&](const at::Tensor& in, int64_t from) {
     return ops::swiglu(in, y.narrow(0, from, in.size(0)), Kernel::kFused);
   });
-  for (const auto mode : {RotaryMode::kInterleaved, RotaryMode::kHalfSplit}) {
-    expect_pieces([&, c = cos, s = sin](const at::Tensor& in, int64_t from) {
-      const int64_t rows = in.size(0);
-      return ops::rotary_mul(in.view({1, rows, D / 128, 128}), c.narrow(1, from, rows),
-                             s.narrow(1, from, rows), mode, Kernel::kFused);
-    });
+  for (const int64_t R : {int64_t{64}, D}) {
+    const auto [cos, sin] = angles(1, kRows, R);
+    for (const auto mode : {RotaryMode::kInterleaved, RotaryMode::kHalfSplit}) {
+      expect_pieces([&, c = cos, s = sin](const at::Tensor& in, int64_t from) {
+        const int64_t rows = in.size(0);
+        return ops::rotary_mul(in.view({1, rows, D / R, R}), c.narrow(1, from, rows),
+                               s.narrow(1, from, rows), mode, Kernel::kFused);
+      });
+    }
   }
 }
 
 TEST_P(FusedPointwise, LargePermutation) {
-  constexpr int64_t kTokens = 8400, D = 1024;
+  constexpr int64_t kTokens = 8400, D = 1088;
   const auto x = normal({kTokens, D}, 1, 1, dtype());
   const auto probs = normal({kTokens, 2}, 3, 1, at::kFloat);
   const auto order = ops::sort_by_expert(integers({kTokens, 2}, kExperts, 1), kExperts);

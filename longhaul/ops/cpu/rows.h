@@ -67,15 +67,29 @@ LONGHAUL_INLINE void stream_line(void* p, Words line) {
   store_words(p, line);
 #endif
 }
-// Elements that are made in the first cache and then streamed, line by line: a read whose place in
-// its page is that of a line streamed just before would wait until that line is on its way.
+
+// Elements of a row that are made in the first cache before they are streamed.
 template <typename T>
 constexpr int64_t kStreamBlock = 1024 / sizeof(T);
 
-template <typename T>
-LONGHAUL_INLINE void stream_lines(T* to, const T* lines, int64_t n) {
+// Streams the whole lines of n elements of each of N rows and returns how many elements these are:
+// make(i, count, block) makes those from i on. A block at a time, since a read whose place in its
+// page is that of a line streamed just before would wait until that line is on its way.
+template <int N, typename T, typename F>
+LONGHAUL_INLINE int64_t stream_rows(T* const (&rows)[N], int64_t n, const F& make) {
   constexpr int64_t kLine = sizeof(Words) / sizeof(T);
-  for (int64_t i = 0; i < n; i += kLine) stream_line(to + i, load_words(lines + i));
+  alignas(64) T block[N][kStreamBlock<T>];
+  const int64_t whole = n / kLine * kLine;
+  for (int64_t i = 0; i < whole; i += kStreamBlock<T>) {
+    const int64_t count = whole - i < kStreamBlock<T> ? whole - i : kStreamBlock<T>;
+    make(i, count, block);
+    for (int row = 0; row < N; ++row) {
+      for (int64_t j = 0; j < count; j += kLine) {
+        stream_line(rows[row] + i + j, load_words(block[row] + j));
+      }
+    }
+  }
+  return whole;
 }
 LONGHAUL_INLINE void drain_streams() {
 #if defined(__SSE__)
@@ -106,18 +120,13 @@ template <bool kStream, int N, typename T, typename F>
 LONGHAUL_INLINE void write_rows(T* const (&rows)[N], int64_t n, const F& values) {
   int64_t i = 0;
   if constexpr (kStream) {
-    constexpr int64_t kLine = sizeof(Words) / sizeof(T);
-    alignas(64) T block[N][kStreamBlock<T>];
-    for (int64_t left = n; left >= kLine; left = n - i) {
-      const int64_t count = left < kStreamBlock<T> ? left / kLine * kLine : kStreamBlock<T>;
+    i = stream_rows(rows, n, [&](int64_t from, int64_t count, auto& block) LONGHAUL_INLINED {
       for (int64_t j = 0; j < count; j += kLanes) {
-        const Results<N> results = values(i + j, Whole{});
+        const Results<N> results = values(from + j, Whole{});
 #pragma GCC unroll 2
         for (int row = 0; row < N; ++row) store_rounded(block[row] + j, results.of[row]);
       }
-      for (int row = 0; row < N; ++row) stream_lines(rows[row] + i, block[row], count);
-      i += count;
-    }
+    });
   }
   for_lanes(n - i, [&](int64_t rest, auto part) LONGHAUL_INLINED {
     const Results<N> results = values(i + rest, part);

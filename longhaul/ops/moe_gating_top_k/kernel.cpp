@@ -162,8 +162,10 @@ void run_grad(const GradArgs& g, int64_t token) {
   };
   float along = 0;
   if (a.softmax) {
-    along = sum_over(a.E, [&](int64_t i, auto p)
-                              LONGHAUL_INLINED { return given(i, p) * load_as_floats(s + i, p); });
+    const auto weighed = [&](int64_t i, auto part) LONGHAUL_INLINED {
+      return given(i, part) * load_as_floats(s + i, part);
+    };
+    along = sum_over(a.E, weighed);
     for (int64_t i = 0; i < a.k; ++i) along += s[experts[i]] * chosen.of(d_weights[i]);
   }
   for_lanes(a.E, [&](int64_t i, auto part) LONGHAUL_INLINED {

@@ -13,15 +13,15 @@ using UnpermuteArgs = longhaul_moe_token_unpermute_args;
 // Bit by bit: a conversion could flush denormals. Streamed rows are whole lines.
 template <bool kStream, typename T>
 LONGHAUL_INLINE void copy_row(const T* from, int64_t D, T* to) {
+  const auto copy = [](const T* some, int64_t n, T* there) LONGHAUL_INLINED {
+    std::memcpy(there, some, static_cast<size_t>(n) * sizeof(T));
+  };
   if constexpr (kStream) {
-    alignas(64) T block[kStreamBlock<T>];
-    for (int64_t i = 0; i < D; i += kStreamBlock<T>) {
-      const int64_t count = D - i < kStreamBlock<T> ? D - i : kStreamBlock<T>;
-      std::memcpy(block, from + i, static_cast<size_t>(count) * sizeof(T));
-      stream_lines(to + i, block, count);
-    }
+    stream_rows<1>({to}, D, [&](int64_t i, int64_t count, auto& block) LONGHAUL_INLINED {
+      copy(from + i, count, block[0]);
+    });
   } else {
-    std::memcpy(to, from, static_cast<size_t>(D) * sizeof(T));
+    copy(from, D, to);
   }
 }
 
@@ -31,25 +31,23 @@ void permute_token(const PermuteArgs& a, int64_t token) {
   for (int64_t choice = token * a.k; choice < (token + 1) * a.k; ++choice) {
     T* to = static_cast<T*>(a.permuted) + a.inverse[choice] * a.D;
     const T* row = a.d_probs ? static_cast<const T*>(a.rows) + a.inverse[choice] * a.D : nullptr;
-    Floats dots[4] = {};  // lose less than one
-    const auto add_to_dot = [&](Floats v, int64_t i, auto part) LONGHAUL_INLINED {
-      Floats& dot = dots[i / kLanes % 4];
-      if (row) dot = fma(v, load_as_floats(row + i, part), dot);
-    };
-    if (a.probs) {
+    if (!a.probs) {
+      copy_row<kStream>(from, a.D, to);
+      const auto product = [&](int64_t i, auto part) LONGHAUL_INLINED {
+        return load_as_floats(from + i, part) * load_as_floats(row + i, part);
+      };
+      if (row) a.d_probs[choice] = sum_over(a.D, product);
+    } else {
       const float p = a.probs[choice];
+      Floats dots[4] = {};  // lose less than one
       write_row<kStream>(to, a.D, [&](int64_t i, auto part) LONGHAUL_INLINED {
         const Floats v = load_as_floats(from + i, part);
-        add_to_dot(v, i, part);
+        Floats& dot = dots[i / kLanes % 4];
+        if (row) dot = fma(v, load_as_floats(row + i, part), dot);
         return v * p;
       });
-    } else {
-      copy_row<kStream>(from, a.D, to);
-      for_lanes(row ? a.D : 0, [&](int64_t i, auto part) LONGHAUL_INLINED {
-        add_to_dot(load_as_floats(from + i, part), i, part);
-      });
+      if (row) a.d_probs[choice] = sum((dots[0] + dots[1]) + (dots[2] + dots[3]));
     }
-    if (row) a.d_probs[choice] = sum((dots[0] + dots[1]) + (dots[2] + dots[3]));
   }
 }
 

@@ -52,20 +52,20 @@ LONGHAUL_INLINE void put_pairs(float* out, const Results<2>& pairs) {
 template <bool kStream, typename T>
 LONGHAUL_INLINE void turn_interleaved(const T* x, int64_t half, const Angles& angles, T* out) {
   Floats a, b;
+  const auto turn = [&](int64_t i, T* to) LONGHAUL_INLINED {
+    load_pairs(x + 2 * i, a, b);
+    put_pairs(to, turned(a, b, angles, i, Whole{}));
+  };
   int64_t i = 0;
-  while (i + kLanes <= half) {
-    alignas(64) T block[kStreamBlock<T>];
-    T* const to = kStream ? block : out + 2 * i;
-    const int64_t left = half - i;
-    const int64_t count =
-        (left < kStreamBlock<T> / 2 ? left : kStreamBlock<T> / 2) / kLanes * kLanes;
-    for (int64_t j = 0; j < count; j += kLanes) {
-      load_pairs(x + 2 * (i + j), a, b);
-      put_pairs(to + 2 * j, turned(a, b, angles, i + j, Whole{}));
-    }
-    if constexpr (kStream) stream_lines(out + 2 * i, block, 2 * count);
-    i += count;
+  if constexpr (kStream) {
+    i = stream_rows<1>({out}, 2 * half,
+                       [&](int64_t from, int64_t n, auto& block) LONGHAUL_INLINED {
+                         for (int64_t j = 0; j < n; j += 2 * kLanes)
+                           turn((from + j) / 2, block[0] + j);
+                       }) /
+        2;
   }
+  for (; i + kLanes <= half; i += kLanes) turn(i, out + 2 * i);
   if (i == half) return;
   T pairs[2 * kLanes] = {};
   const auto bytes = static_cast<size_t>(2 * (half - i)) * sizeof(T);
