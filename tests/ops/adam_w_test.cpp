@@ -169,6 +169,16 @@ TEST(AdamW, BadInput) {
               ::testing::HasSubstr("exp_avg_sq: expected [4], got [3]"));
   EXPECT_THAT(message_of([&] { update(s.param, s.param, s.exp_avg, s.exp_avg_sq, 0, kOptions); }),
               ::testing::HasSubstr("step: expected at least 1, got 0"));
+  using Options = ops::AdamWOptions;
+  const auto with = [&](double Options::*option, double value) {
+    auto options = kOptions;
+    options.*option = value;
+    return message_of([&] { update(s.param, s.param, s.exp_avg, s.exp_avg_sq, 1, options); });
+  };
+  EXPECT_THAT(with(&Options::lr, -0.5), ::testing::HasSubstr("lr: expected at least 0, got -0.5"));
+  EXPECT_THAT(with(&Options::eps, NAN), ::testing::HasSubstr("eps: expected at least 0, got nan"));
+  EXPECT_THAT(with(&Options::beta2, 1),
+              ::testing::HasSubstr("beta2: expected 0 to below 1, got 1"));
 }
 
 }  // namespace

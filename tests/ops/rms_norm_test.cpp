@@ -62,5 +62,15 @@ TEST(RmsNorm, WeightOfAnotherWidth) {
               ::testing::HasSubstr("weight: expected [3], got [1]"));
 }
 
+TEST(RmsNorm, NoFeaturesAndIntegers) {
+  const auto forward = [](const at::Tensor& x) {
+    return message_of([&] { ops::rms_norm_forward(x, {}, at::ones({x.size(-1)}), kEps); });
+  };
+  EXPECT_THAT(forward(at::zeros({2, 0})),
+              ::testing::HasSubstr("x [2 x 0]: expected at least one feature"));
+  EXPECT_THAT(forward(at::zeros({2, 3}, at::kLong)),
+              ::testing::HasSubstr("x: expected floating-point numbers, got Long"));
+}
+
 }  // namespace
 }  // namespace longhaul::testing

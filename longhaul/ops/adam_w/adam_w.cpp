@@ -16,6 +16,20 @@ void check(const AdamWUpdate& u) {
   check_shape(u.exp_avg_sq, u.param.sizes(), "adam_w: exp_avg_sq");
 }
 
+void check(const AdamWOptions& o) {
+  const auto check_at_least_0 = [](double x, const char* what) {
+    LONGHAUL_CHECK(x >= 0, "adam_w: {}: expected at least 0, got {}", what, x);
+  };
+  const auto check_decay = [](double beta, const char* what) {
+    LONGHAUL_CHECK(beta >= 0 && beta < 1, "adam_w: {}: expected 0 to below 1, got {}", what, beta);
+  };
+  check_at_least_0(o.lr, "lr");
+  check_at_least_0(o.eps, "eps");
+  check_at_least_0(o.weight_decay, "weight_decay");
+  check_decay(o.beta1, "beta1");
+  check_decay(o.beta2, "beta2");
+}
+
 // Empty if the kernel can update that, else why not. What is changed must be where it is; a
 // gradient may be copied.
 std::string why_no_kernel(const AdamWUpdate& u) {
@@ -47,6 +61,7 @@ longhaul_adam_w_parameter parameter_of(const AdamWUpdate& u, const Tensor& grad,
 }  // namespace
 
 void adam_w(const std::vector<AdamWUpdate>& updates, const AdamWOptions& options) {
+  check(options);
   for (const auto& update : updates) check(update);
   std::vector<longhaul_adam_w_parameter> parameters;
   std::vector<Tensor> gradients;  // kept until the kernel has run

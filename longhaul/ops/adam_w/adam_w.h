@@ -26,8 +26,8 @@ struct AdamWUpdate {
   bool decays = true;  // else its weight decay is 0
 };
 
-// Updates param, exp_avg and exp_avg_sq of each in place. Throws Error for shapes that differ and a
-// step below 1, before anything is changed.
+// Updates param, exp_avg and exp_avg_sq of each in place. Throws Error for shapes that differ, a
+// step below 1, betas outside [0, 1) and other options below 0, before anything is changed.
 void adam_w(const std::vector<AdamWUpdate>& updates, const AdamWOptions& options);
 
 // The definition, in plain ATen.

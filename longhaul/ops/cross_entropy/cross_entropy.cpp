@@ -159,6 +159,9 @@ void check(const Tensor& hidden_TD, const Tensor& weight_VD, const Tensor& label
   check_dims(labels_T, 1, "cross-entropy: labels");
   check_dims(weight_VD, 2, "cross-entropy: weight");
   check_shape(hidden_TD, {labels_T.size(0), weight_VD.size(1)}, "cross-entropy: hidden");
+  LONGHAUL_CHECK(labels_T.scalar_type() == at::kLong,
+                 "cross-entropy: labels: expected Long, got {}",
+                 c10::toString(labels_T.scalar_type()));
 }
 
 }  // namespace

@@ -12,8 +12,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-int64_t rows_of(const Tensor& x) { return x.size(-1) == 0 ? 0 : x.numel() / x.size(-1); }
-
 Tensor as_weight(const Tensor& weight_D, const Tensor& x) {
   return weight_D.to(x.scalar_type()).contiguous();
 }
@@ -54,13 +52,15 @@ struct RmsNormAdd : torch::autograd::Function<RmsNormAdd> {
 
 NormForward rms_norm_forward(const Tensor& x, const Tensor& residual, const Tensor& weight_D,
                              double eps) {
+  check_is_floating(x, "rms_norm: x");
+  LONGHAUL_CHECK(x.size(-1) > 0, "rms_norm: x [{}]: expected at least one feature", shape_text(x));
   if (!why_no_cpu_kernel(x).empty()) return rms_norm_forward_reference(x, residual, weight_D, eps);
-  const int64_t D = x.size(-1), rows = rows_of(x);
+  const int64_t D = x.size(-1), rows = x.numel() / D;
   const bool add = residual.defined();
   NormForward out = {at::empty(x.sizes(), x.options()),
                      add ? at::empty(x.sizes(), x.options()) : Tensor(),
                      at::empty({rows}, x.options().dtype(at::kFloat))};
-  if (x.is_meta() || D == 0) return out;
+  if (x.is_meta()) return out;
   const Tensor x_RD = as_rows(x, {rows, D}), weight = as_weight(weight_D, x);
   const Tensor residual_RD = add ? as_rows(residual, {rows, D}) : Tensor();
   run_kernel("rms_norm", longhaul_rms_norm,
@@ -85,7 +85,7 @@ NormGradients rms_norm_grad(const Tensor& dy, const Tensor& x, const Tensor& wei
   const int64_t D = x.size(-1), rows = rstd.numel();
   const Tensor d_x = at::empty(x.sizes(), x.options());
   const Tensor d_weight = at::empty({D}, rstd.options());
-  if (!x.is_meta() && D > 0) {
+  if (!x.is_meta()) {
     const Tensor x_RD = as_rows(x, {rows, D}), dy_RD = as_rows(dy, {rows, D});
     const Tensor d_sum_RD = d_sum.defined() ? as_rows(d_sum, {rows, D}) : Tensor();
     const Tensor weight = as_weight(weight_D, x);
