@@ -87,6 +87,7 @@ SHAPES = [
         REPEATS,
         (82, 45, 36, 62),
         peers=MINI_32K_PEERS,
+        reference=100,
         memory=1.5,
     ),
     Shape(

@@ -121,9 +121,10 @@ std::string Commands::check_preset(const std::string& command) {
 TEST_F(Commands, ThoseOfTheDocumentsRunAsWritten) {
   // A reader meets the pages in this order, and later commands need what earlier ones make.
   int checked = 0;
-  for (const char* page : {"README.md", "docs/start.md", "docs/tokenizers.md", "docs/data.md",
-                           "docs/checkpoints.md", "docs/hugging_face.md", "docs/results.md",
-                           "docs/step.md", "docs/operators.md", "docs/benchmarks.md"}) {
+  for (const char* page :
+       {"README.md", "docs/start.md", "docs/tokenizers.md", "docs/data.md", "docs/checkpoints.md",
+        "docs/parallelism.md", "docs/hugging_face.md", "docs/results.md", "docs/step.md",
+        "docs/operators.md", "docs/benchmarks.md"}) {
     for (const auto& command : commands_of(test::slurp(kSource / page))) {
       const std::string wrong = check(command);
       EXPECT_EQ(wrong, "") << page << ": " << command;

@@ -1,11 +1,13 @@
 // The direction of the includes: a folder includes only itself and folders before it in
-// cmake/LonghaulTargets.cmake; models/ sees ops/ and nn/ only; base/ and config/ see no torch.
+// cmake/LonghaulTargets.cmake; models/ sees ops/ and nn/ only; base/, config/ and the kernels see
+// no torch.
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <regex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -31,18 +33,27 @@ bool is_source(const fs::path& path) {
   return extension == ".h" || extension == ".cpp" || extension == ".cu";
 }
 
-// The violations in one file's text, as readable lines.
-std::vector<std::string> violations(const std::string& layer, const std::string& name,
-                                    std::istream& text, const std::map<std::string, int>& order) {
+bool is_torch(const std::string& header) {
+  return header.starts_with("ATen/") || header.starts_with("torch/") || header.starts_with("c10/");
+}
+
+// What stands between the quotes or brackets of a text's #include lines.
+std::vector<std::string> includes_of(std::istream& text) {
   static const std::regex include(R"re(^\s*#\s*include\s*["<]([^">]+)[">])re");
   std::vector<std::string> found;
   std::smatch match;
   for (std::string line; std::getline(text, line);) {
-    if (!std::regex_search(line, match, include)) continue;
-    const std::string target = match[1];
-    const bool torch = target.rfind("ATen/", 0) == 0 || target.rfind("torch/", 0) == 0 ||
-                       target.rfind("c10/", 0) == 0;
-    if (torch && (layer == "base" || layer == "config")) {
+    if (std::regex_search(line, match, include)) found.push_back(match[1]);
+  }
+  return found;
+}
+
+// The violations in one file's text, as readable lines.
+std::vector<std::string> violations(const std::string& layer, const std::string& name,
+                                    std::istream& text, const std::map<std::string, int>& order) {
+  std::vector<std::string> found;
+  for (const std::string& target : includes_of(text)) {
+    if (is_torch(target) && (layer == "base" || layer == "config")) {
       found.push_back(name + " includes " + target + ", but " + layer + "/ knows no torch");
     }
     if (target.rfind("longhaul/", 0) != 0) continue;
@@ -76,6 +87,29 @@ TEST(Layering, IncludesPointUpwards) {
     }
   }
   EXPECT_GT(files, 5) << "no sources found under " << longhaul::test::source_folder();
+}
+
+// Of the operators' kernels and all that they include.
+TEST(Layering, KernelsKnowNoTorch) {
+  const fs::path source = longhaul::test::source_folder(), ops = source / "longhaul/ops";
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::recursive_directory_iterator(ops)) {
+    const fs::path& path = entry.path();
+    const bool kernel = path.filename().string().starts_with("kernel") && path.parent_path() != ops;
+    if (kernel && path.extension() == ".cpp") files.push_back(path);
+  }
+  EXPECT_GT(files.size(), 10u) << "no kernels found under " << ops;
+  std::set<fs::path> seen(files.begin(), files.end());
+  while (!files.empty()) {
+    const fs::path file = files.back();
+    files.pop_back();
+    std::ifstream text(file);
+    for (const std::string& target : includes_of(text)) {
+      EXPECT_FALSE(is_torch(target)) << file << " includes " << target;
+      const fs::path ours = source / target;
+      if (fs::exists(ours) && seen.insert(ours).second) files.push_back(ours);
+    }
+  }
 }
 
 // The kernels' interface for C: nothing of ours, of torch or of C++ in it.

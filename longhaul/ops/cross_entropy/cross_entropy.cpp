@@ -166,6 +166,14 @@ void check(const Tensor& hidden_TD, const Tensor& weight_VD, const Tensor& label
 
 }  // namespace
 
+LabelledTokens labelled_tokens(const Tensor& hidden, const Tensor& labels) {
+  if (labels.dim() > 1) {
+    check_shape(labels, hidden.sizes().slice(0, hidden.dim() - 1), "cross-entropy: labels");
+  }
+  return {hidden.dim() > 2 ? hidden.flatten(0, -2) : hidden,
+          labels.dim() > 1 ? labels.flatten() : labels};
+}
+
 CrossEntropyGradients linear_cross_entropy_gradients(const Tensor& hidden_TD,
                                                      const Tensor& weight_VD,
                                                      const Tensor& labels_T,
@@ -181,8 +189,7 @@ Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight_VD, const
     return distributed<Signature>("linear_cross_entropy")
         .call(hidden, weight_VD, labels, static_cast<int64_t>(kernel));
   }
-  const Tensor hidden_TD = hidden.dim() > 2 ? hidden.flatten(0, -2) : hidden;
-  const Tensor labels_T = labels.dim() > 1 ? labels.flatten() : labels;
+  const auto [hidden_TD, labels_T] = labelled_tokens(hidden, labels);
   check(hidden_TD, weight_VD, labels_T);
   if (kernel == Kernel::kFused) {
     const std::string reason = why_no_cpu_kernel(hidden_TD);

@@ -17,10 +17,18 @@ namespace longhaul::ops {
 inline constexpr int64_t kIgnoredLabel = -100;
 
 // Throws Error for shapes that do not fit and labels outside 0 .. V - 1. Fused: fp32 and bf16 on
-// the CPU; there are never more logits than those of a few tokens at a time (64 MiB). The gradients
-// are computed with the loss and kept, so it can be differentiated once; dW is summed up in fp32.
+// the CPU; there are never more logits than those of a few tokens at a time: 64 MiB in fp32, half
+// of that in bf16, beside them in fp32 where it computes products so. The gradients are computed
+// with the loss and kept, so it can be differentiated once; dW is summed up in fp32.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight_VD,
                                 const at::Tensor& labels, Kernel kernel = Kernel::kReference);
+
+// hidden [..., D] and labels [...] or [T] as tokens one after the other. Throws Error for labels of
+// other sizes than hidden's.
+struct LabelledTokens {
+  at::Tensor hidden_TD, labels_T;
+};
+LabelledTokens labelled_tokens(const at::Tensor& hidden, const at::Tensor& labels);
 
 // The loss and its gradients at once, without autograd, for callers that bring their own; those
 // that are not wanted stay undefined. fp32 and bf16 on the CPU; d_weight is in fp32.

@@ -15,17 +15,22 @@ namespace {
 
 namespace cpu {
 
+Tensor rows_of_groups(const Tensor& group_list) {
+  check_dims(group_list, 1, "grouped_matmul: group_list");
+  check_is_integer(group_list, "grouped_matmul: group_list");
+  return group_list.to(at::kLong);
+}
+
 Tensor grouped_matmul(const Tensor& x, const Tensor& weight, const Tensor& group_list) {
   const at::NoGradGuard no_grad;
-  check_is_integer(group_list, "grouped_matmul: group_list");
-  return ops::grouped_matmul(x, weight, group_list.to(at::kLong), Kernel::kFused);
+  return ops::grouped_matmul(x, weight, rows_of_groups(group_list), Kernel::kFused);
 }
 
 std::tuple<Tensor, Tensor> grouped_matmul_grad(const Tensor& grad, const Tensor& x,
                                                const Tensor& weight, const Tensor& group_list,
                                                Mask2 output_mask) {
   const auto d =
-      ops::grouped_matmul_grad(grad.to(x.scalar_type()), x, weight, group_list.to(at::kLong),
+      ops::grouped_matmul_grad(grad.to(x.scalar_type()), x, weight, rows_of_groups(group_list),
                                {.d_x = output_mask[0], .d_weight = output_mask[1]});
   return {output_mask[0] ? d.d_x : no_result(x), output_mask[1] ? d.d_weight : no_result(weight)};
 }

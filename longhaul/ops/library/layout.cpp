@@ -13,9 +13,14 @@
 namespace longhaul::ops::library {
 namespace {
 
+Tensor on_host(const Tensor& lengths) {
+  check_is_integer(lengths, "actual_seq_lengths");
+  return lengths.to(at::kCPU, at::kLong).contiguous();
+}
+
 // Of documents that end at `ends` (ascending, the last one at T).
 Tensor starts_of_documents(const char* op, const Tensor& ends, int64_t T) {
-  const Tensor host = ends.to(at::kCPU, at::kLong).contiguous();
+  const Tensor host = on_host(ends);
   Tensor starts = at::empty({1, T}, at::kLong);
   const auto* end = host.const_data_ptr<int64_t>();
   auto* start = starts.mutable_data_ptr<int64_t>();
@@ -34,7 +39,7 @@ Tensor starts_of_documents(const char* op, const Tensor& ends, int64_t T) {
 
 // Of rows of the given lengths; padding sees nothing.
 Tensor starts_of_rows(const char* op, const Tensor& lengths, int64_t B, int64_t S) {
-  const Tensor host = lengths.to(at::kCPU, at::kLong).contiguous();
+  const Tensor host = on_host(lengths);
   const auto* length = host.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < B; ++i) {
     LONGHAUL_CHECK(0 <= length[i] && length[i] <= S,

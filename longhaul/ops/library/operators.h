@@ -50,11 +50,15 @@ inline MaybeTensor as_optional(const Tensor& x) {
 // A result that the schema has and that is not there.
 inline Tensor no_result(const Tensor& like) { return at::empty({0}, like.options()); }
 
-// For the Meta kernels: a contiguous result of the device of `like`. One argument on that device is
-// enough to get here; beside others it would have results that nobody computes.
+// For the Meta kernels: one argument on that device is enough to get there; beside others it would
+// have results that nobody computes.
+inline void check_is_meta(const Tensor& x) {
+  LONGHAUL_CHECK(x.is_meta(), "expected all arguments on one device, got [{}] on {} beside meta",
+                 shape_text(x), x.device().str());
+}
+// For the Meta kernels: a contiguous result of the device of `like`.
 inline Tensor sized(const Tensor& like, const SymSizes& sizes, at::ScalarType dtype) {
-  LONGHAUL_CHECK(like.is_meta(), "expected all arguments on one device, got [{}] on {} beside meta",
-                 shape_text(like), like.device().str());
+  check_is_meta(like);
   return at::empty_symint(sizes, like.options().dtype(dtype));
 }
 inline Tensor sized_like(const Tensor& x) { return sized(x, x.sym_sizes().vec(), x.scalar_type()); }

@@ -28,8 +28,7 @@ ThreeTensors by_reference(const Tensor& hidden, const Tensor& weight, const Tens
 ThreeTensors linear_cross_entropy_and_grad(const Tensor& rows, const Tensor& weight,
                                            const Tensor& labels_of_rows, Mask2 output_mask) {
   const at::NoGradGuard no_grad;
-  const Tensor hidden = rows.dim() > 2 ? rows.flatten(0, -2) : rows;
-  const Tensor labels = labels_of_rows.flatten();
+  const auto [hidden, labels] = labelled_tokens(rows, labels_of_rows);
   Tensor loss, d_hidden, d_weight;
   if (why_no_cpu_kernel(hidden).empty()) {
     const auto found = linear_cross_entropy_gradients(
@@ -85,9 +84,13 @@ ThreeTensors linear_cross_entropy_and_grad(const Tensor& hidden, const Tensor& w
           sized(hidden, output_mask[1] ? weight.sym_sizes().vec() : SymSizes{0}, wide)};
 }
 
-void adam_w(at::TensorList /*params*/, at::TensorList /*grads*/, at::TensorList /*exp_avgs*/,
-            at::TensorList /*exp_avg_sqs*/, int64_t /*step*/, double /*lr*/, double /*beta1*/,
-            double /*beta2*/, double /*eps*/, double /*weight_decay*/, double /*grad_scale*/) {}
+void adam_w(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
+            at::TensorList exp_avg_sqs, int64_t /*step*/, double /*lr*/, double /*beta1*/,
+            double /*beta2*/, double /*eps*/, double /*weight_decay*/, double /*grad_scale*/) {
+  for (const at::TensorList tensors : {params, grads, exp_avgs, exp_avg_sqs}) {
+    for (const Tensor& x : tensors) check_is_meta(x);
+  }
+}
 
 }  // namespace meta
 

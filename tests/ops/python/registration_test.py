@@ -315,8 +315,26 @@ class Errors(TestCase):
                      torch.arange(4, dtype=torch.int32), zeros(3, 1))  # fmt: skip
         self.refuses("cross-entropy: hidden", ops.linear_cross_entropy, zeros(2, 4), zeros(5, 3),
                      torch.zeros(2, dtype=torch.long))  # fmt: skip
+        self.refuses("cross-entropy: labels", ops.linear_cross_entropy, zeros(2, 3, 4), zeros(5, 4),
+                     torch.zeros(3, 2, dtype=torch.long))  # fmt: skip
         self.refuses("exp_avgs", ops.adam_w, [zeros(2)], [zeros(2)], [], [zeros(2)], 1, lr=0.1)
         self.refuses("adam_w: step", ops.adam_w, *([zeros(2)] for _ in range(4)), 0, lr=0.1)
+        self.refuses("on one device, got .2. on cpu", ops.adam_w, [zeros(2)],
+                     [torch.zeros(2, device="meta")], [zeros(2)], [zeros(2)], 1, lr=0.1)  # fmt: skip
+
+    def test_indices_that_are_no_integers(self):
+        zeros, halves = torch.zeros, torch.tensor([0.5, 1.5])
+        self.refuses("sorted_indices: expected Int or Long, got Float", ops.moe_token_unpermute,
+                     zeros(2, 8), halves)  # fmt: skip
+        self.refuses("group_list: expected Int or Long, got Float", ops.grouped_matmul_grad,
+                     zeros(2, 3), zeros(2, 4), zeros(2, 3, 4), halves, [True, True])  # fmt: skip
+        self.refuses("group_list: expected 1 dimensions, got", ops.grouped_matmul,
+                     zeros(2, 4), zeros(2, 3, 4), torch.ones(2, 1, dtype=torch.long))  # fmt: skip
+        self.refuses("expertIdx: expected Int or Long, got Float", ops.moe_gating_top_k_backward,
+                     zeros(2, 4), zeros(2, 1), halves.unsqueeze(1))  # fmt: skip
+        self.refuses("actual_seq_lengths: expected Int or Long, got Float", ops.lightning_indexer,
+                     zeros(2, 3, 1, 4), zeros(2, 3, 1, 4), zeros(2, 3, 1),
+                     actual_seq_lengths_query=halves, actual_seq_lengths_key=halves)  # fmt: skip
 
     def test_the_forms_of_grouped_matmul_that_are_not_there(self):
         x, weight = torch.zeros(5, 4), torch.zeros(2, 4, 3)
