@@ -87,7 +87,6 @@ SHAPES = [
         REPEATS,
         (82, 45, 36, 62),
         peers=MINI_32K_PEERS,
-        reference=100,
         memory=1.5,
     ),
     Shape(
