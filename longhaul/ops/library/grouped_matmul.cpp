@@ -17,8 +17,7 @@ namespace cpu {
 
 Tensor rows_of_groups(const Tensor& group_list) {
   check_dims(group_list, 1, "grouped_matmul: group_list");
-  check_is_integer(group_list, "grouped_matmul: group_list");
-  return group_list.to(at::kLong);
+  return to_int64(group_list, "grouped_matmul: group_list");
 }
 
 Tensor grouped_matmul(const Tensor& x, const Tensor& weight, const Tensor& group_list) {

@@ -9,13 +9,13 @@
 
 #include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"
+#include "longhaul/ops/library/operators.h"
 
 namespace longhaul::ops::library {
 namespace {
 
 Tensor on_host(const Tensor& lengths) {
-  check_is_integer(lengths, "actual_seq_lengths");
-  return lengths.to(at::kCPU, at::kLong).contiguous();
+  return to_int64(lengths, "actual_seq_lengths").cpu().contiguous();
 }
 
 // Of documents that end at `ends` (ascending, the last one at T).

@@ -55,8 +55,7 @@ Tensor moe_gating_top_k_backward(const Tensor& x_norm, const Tensor& grad_y,
   const GatingOptions options =
       gating_options("moe_gating_top_k_backward", renorm, norm_type, routed_scaling_factor, eps);
   check_shape(grad_y, expert_idx.sizes(), "moe_gating_top_k_backward: grad_y");
-  check_is_integer(expert_idx, "moe_gating_top_k_backward: expertIdx");
-  const Tensor experts = expert_idx.to(at::kLong);
+  const Tensor experts = to_int64(expert_idx, "moe_gating_top_k_backward: expertIdx");
   if (x_norm.scalar_type() == at::kFloat && why_no_cpu_kernel(x_norm).empty()) {
     return moe_gating_top_k_grad(x_norm, experts, grad_y, {}, options);
   }

@@ -37,8 +37,7 @@ void check_permutation(const Tensor& sorted_indices) {
 // What the other operators need of moe_token_permute's order: the row of each choice; and the
 // choice of each row, which only the reference asks for.
 TokenOrder order_from(const Tensor& sorted_indices, int64_t k, bool for_reference) {
-  check_is_integer(sorted_indices, "sorted_indices");
-  const Tensor inverse = sorted_indices.to(at::kLong).contiguous();
+  const Tensor inverse = to_int64(sorted_indices, "sorted_indices").contiguous();
   check_permutation(inverse);
   return {.order = for_reference ? inverse.argsort() : inverse,
           .inverse = inverse.view({-1, k}),

@@ -63,6 +63,12 @@ inline Tensor sized(const Tensor& like, const SymSizes& sizes, at::ScalarType dt
 }
 inline Tensor sized_like(const Tensor& x) { return sized(x, x.sym_sizes().vec(), x.scalar_type()); }
 
+// x as int64. Throws Error unless it holds integers.
+inline Tensor to_int64(const Tensor& x, const char* what) {
+  check_is_integer(x, what);
+  return x.to(at::kLong);
+}
+
 // Throws Error unless the values are integers from `low` to `high`.
 inline void check_values(const Tensor& x, int64_t low, int64_t high, const char* what) {
   check_is_integer(x, what);
