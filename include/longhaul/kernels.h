@@ -115,6 +115,12 @@ size_t longhaul_sparse_attention_expanded_workspace(
 const char* longhaul_sparse_attention_expanded(const longhaul_sparse_attention_expanded_args* args,
                                                void* workspace);
 
+/* head_sum alone, as longhaul_sparse_attention_head_sum; value and out are unused. */
+size_t longhaul_sparse_attention_expanded_head_sum_workspace(
+    const longhaul_sparse_attention_expanded_args* args);
+const char* longhaul_sparse_attention_expanded_head_sum(
+    const longhaul_sparse_attention_expanded_args* args, void* workspace);
+
 typedef struct longhaul_sparse_attention_expanded_grad_args {
   longhaul_sparse_attention_expanded_args
       forward;       /* as it was called, with its results; head_sum is unused */

@@ -146,16 +146,16 @@ void lightning_indexer_grad(Case& c) {
 
 namespace {
 
-void sparse_head_sum(Case& c, longhaul_sparse_attention_args a) {
+// head_sum alone, by the kernel for these arguments.
+template <typename Args, typename Kernel, typename Workspace>
+void head_sum_again(Case& c, Args a, Kernel kernel, Workspace workspace) {
   const int64_t count = a.B * a.S * a.K;
   a.head_sum = c.result_floats(count);
   if (c.rarely()) {
     c.must_be(false);
     a.head_sum = nullptr;
   }
-  if (!c.run(longhaul_sparse_attention_head_sum, longhaul_sparse_attention_head_sum_workspace, a)) {
-    return;
-  }
+  if (!c.run(kernel, workspace, a)) return;
   if (c.is_tame()) c.expect_numbers(a.head_sum, count, "the head sum made again");
 }
 
@@ -177,7 +177,8 @@ void sparse_attention(Case& c) {
   if (!c.run(longhaul_sparse_attention, longhaul_sparse_attention_workspace, a)) return;
   attention_gradients(c, g, keys, /*has_value=*/false);
   c.run(longhaul_sparse_attention_grad, longhaul_sparse_attention_grad_workspace, g);
-  sparse_head_sum(c, a);
+  head_sum_again(c, a, longhaul_sparse_attention_head_sum,
+                 longhaul_sparse_attention_head_sum_workspace);
   expect_attention(c, g, keys);
 }
 
@@ -203,6 +204,8 @@ void sparse_attention_expanded(Case& c) {
   attention_gradients(c, g, key_rows, /*has_value=*/true);
   c.run(longhaul_sparse_attention_expanded_grad, longhaul_sparse_attention_expanded_grad_workspace,
         g);
+  head_sum_again(c, a, longhaul_sparse_attention_expanded_head_sum,
+                 longhaul_sparse_attention_expanded_head_sum_workspace);
   expect_attention(c, g, key_rows);
 }
 

@@ -102,6 +102,17 @@ ops::AttentionResult attend(const Inputs& x, const at::Tensor& chosen,
                                      options);
 }
 
+// Of the scale in options().
+at::Tensor head_sum_again(const Inputs& x, const ops::AttentionResult& result,
+                          const at::Tensor& chosen) {
+  return ops::sparse_attention_head_sum({.query_BSHD = x[0],
+                                         .key = x[1],
+                                         .softmax_max = result.softmax_max,
+                                         .softmax_sum = result.softmax_sum,
+                                         .scale = 0.3},
+                                        chosen);
+}
+
 // The operands in that dtype.
 Inputs as_leaves(const Inputs& operands, at::ScalarType type) {
   Inputs leaves;
@@ -220,23 +231,22 @@ TEST_P(FusedDsa, IndexerLossAndItsGradients) {
 
 TEST_P(FusedDsa, HeadSumFromSavedStatistics) {
   for (const auto& c : kCases) {
-    const auto in = inputs(c);
-    const auto chosen = indices(in.starts, c.K);
-    const auto head_sum = [&](at::ScalarType type, Kernel kernel) {
-      const auto q = in.query.to(type), k = in.key.to(type);
-      const auto result = ops::sparse_flash_attention(q, k, {}, chosen, options(c, kernel));
-      return std::pair(result.head_sum,
-                       ops::sparse_attention_head_sum({.query_BSHD = q,
-                                                       .key = k,
-                                                       .softmax_max = result.softmax_max,
-                                                       .softmax_sum = result.softmax_sum,
-                                                       .scale = 0.3},
-                                                      chosen));
-    };
-    const auto [expected, of_reference] = head_sum(at::kDouble, Kernel::kReference);
-    EXPECT_LT(frobenius(of_reference, expected, kSmall), 1e-13) << c.name;
-    EXPECT_LT(frobenius(head_sum(dtype(), Kernel::kFused).second, expected, kSmall), 3e-5)
-        << c.name;
+    for (const Form form : kForms) {
+      SCOPED_TRACE(::testing::Message() << c.name << ", form " << static_cast<int>(form));
+      const auto in = inputs(c);
+      const auto operands = attention_operands(c, in, form);
+      const auto chosen = indices(in.starts, c.K);
+      const auto run = [&](at::ScalarType type, Kernel kernel) {
+        const Inputs leaves = as_leaves(operands, type);
+        const auto result = attend(leaves, chosen, options(c, kernel));
+        return std::pair(result.head_sum, head_sum_again(leaves, result, chosen));
+      };
+      const auto [expected, of_reference] = run(at::kDouble, Kernel::kReference);
+      EXPECT_LT(frobenius(of_reference, expected, kSmall), 1e-13);
+      const auto actual = run(dtype(), Kernel::kFused).second;
+      EXPECT_EQ(actual.scalar_type(), at::kFloat);
+      EXPECT_LT(frobenius(actual, expected, kSmall), 3e-5);
+    }
   }
 }
 
@@ -286,13 +296,7 @@ TEST_P(FusedDsa, GapsAreNotKey0) {
     EXPECT_TRUE(d[0].isfinite().all().item<bool>());
     for (size_t i = 1; i < d.size(); ++i) expect_nothing(d[i], "operand " + std::to_string(i));
     head_sum = result.head_sum;
-    if (form != Form::kAbsorbed) continue;
-    const auto again = ops::sparse_attention_head_sum({.query_BSHD = operands[0],
-                                                       .key = operands[1],
-                                                       .softmax_max = result.softmax_max,
-                                                       .softmax_sum = result.softmax_sum,
-                                                       .scale = 0.3},
-                                                      chosen);
+    const auto again = head_sum_again(operands, result, chosen);
     EXPECT_TRUE(again.isfinite().all().item<bool>());
     EXPECT_TRUE((again.masked_select(chosen < 0) == 0).all().item<bool>());
     EXPECT_GT(again.max().item<double>(), 0);
@@ -384,12 +388,7 @@ TEST_P(FusedDsa, ThreadsDoNotChangeABit) {
     const auto of_scores =
         ops::lightning_indexer_grad({in.index_query, in.index_key, in.index_weights},
                                     chosen.indices_BSK, result.head_sum, Kernel::kFused);
-    const auto head_sum = ops::sparse_attention_head_sum({.query_BSHD = in.query,
-                                                          .key = in.key,
-                                                          .softmax_max = result.softmax_max,
-                                                          .softmax_sum = result.softmax_sum,
-                                                          .scale = 0.3},
-                                                         chosen.indices_BSK);
+    const auto head_sum = head_sum_again({in.query, in.key}, result, chosen.indices_BSK);
     for (const auto& x : {chosen.indices_BSK, chosen.scores_BSK, result.out_BSHV.detach(),
                           result.head_sum, loss.detach(), of_scores.query_BSHD, of_scores.key_BSD,
                           of_scores.weights_BSH, head_sum}) {
@@ -401,7 +400,8 @@ TEST_P(FusedDsa, ThreadsDoNotChangeABit) {
          torch::autograd::grad({by_head.out_BSHV.to(at::kFloat).square().sum()}, expanded)) {
       all.push_back(x);
     }
-    for (const auto& x : {by_head.out_BSHV.detach(), by_head.softmax_sum, by_head.head_sum}) {
+    for (const auto& x : {by_head.out_BSHV.detach(), by_head.softmax_sum, by_head.head_sum,
+                          head_sum_again(expanded, by_head, chosen.indices_BSK)}) {
       all.push_back(x);
     }
     if (first.empty()) first = all;

@@ -157,30 +157,32 @@ TEST_P(FusedLargeLogits, SparseAttention) {
   });
 }
 
-// Of absorbed attention, whose kernel makes them again from the saved statistics.
 TEST_P(FusedLargeLogits, HeadSumFromSavedStatistics) {
   const auto chosen = selection();
-  const Inputs operands = attention(/*expanded=*/false);
-  const auto run = [&](at::ScalarType type, Kernel kernel) {
-    const auto query = operands[0].to(type), key = operands[1].to(type);
-    const auto r = ops::sparse_flash_attention(query, key, {}, chosen,
-                                               {.scale = kScale,
-                                                .value_dim = kValues,
-                                                .return_head_sum = true,
-                                                .return_statistics = true,
-                                                .kernel = kernel});
-    return std::pair(r.head_sum, ops::sparse_attention_head_sum({.query_BSHD = query,
-                                                                 .key = key,
-                                                                 .softmax_max = r.softmax_max,
-                                                                 .softmax_sum = r.softmax_sum,
-                                                                 .scale = kScale},
-                                                                chosen));
-  };
-  const auto [expected, of_reference] = run(at::kDouble, Kernel::kReference);
-  EXPECT_LT(frobenius(of_reference, expected, kSmall), 1e-11);
-  const auto found = run(dtype(), Kernel::kFused).second;
-  ASSERT_TRUE(found.isfinite().all().item<bool>());
-  EXPECT_LT(frobenius(found, expected, kSmall), 1e-3);
+  for (const bool expanded : {false, true}) {
+    const Inputs operands = attention(expanded);
+    const auto run = [&](at::ScalarType type, Kernel kernel) {
+      const auto query = operands[0].to(type), key = operands[1].to(type);
+      const auto value = expanded ? operands[2].to(type) : at::Tensor();
+      const auto r = ops::sparse_flash_attention(query, key, value, chosen,
+                                                 {.scale = kScale,
+                                                  .value_dim = kValues,
+                                                  .return_head_sum = true,
+                                                  .return_statistics = true,
+                                                  .kernel = kernel});
+      return std::pair(r.head_sum, ops::sparse_attention_head_sum({.query_BSHD = query,
+                                                                   .key = key,
+                                                                   .softmax_max = r.softmax_max,
+                                                                   .softmax_sum = r.softmax_sum,
+                                                                   .scale = kScale},
+                                                                  chosen));
+    };
+    const auto [expected, of_reference] = run(at::kDouble, Kernel::kReference);
+    EXPECT_LT(frobenius(of_reference, expected, kSmall), 1e-11);
+    const auto found = run(dtype(), Kernel::kFused).second;
+    ASSERT_TRUE(found.isfinite().all().item<bool>());
+    EXPECT_LT(frobenius(found, expected, kSmall), 1e-3);
+  }
 }
 
 TEST_P(FusedLargeLogits, IndexerAndItsGradient) {

@@ -69,6 +69,10 @@ void run_expanded_attention(const Shape& s, Arrays& arrays) {
   args.d_key = arrays.result(s.dtype, keys * D);
   args.d_value = arrays.result(s.dtype, keys * V);
   arrays.run(longhaul_sparse_attention_expanded, longhaul_sparse_attention_expanded_workspace, a);
+  auto sum = a;
+  sum.head_sum = arrays.result_floats(rows * s.K);
+  arrays.run(longhaul_sparse_attention_expanded_head_sum,
+             longhaul_sparse_attention_expanded_head_sum_workspace, sum);
   arrays.run(longhaul_sparse_attention_expanded_grad,
              longhaul_sparse_attention_expanded_grad_workspace, args);
 }

@@ -9,6 +9,10 @@ const char* check_value_columns(int64_t D, int64_t V) {
   return check_columns(V, "V");
 }
 
+const char* check_head_sum(const float* head_sum) {
+  return head_sum ? nullptr : wrong("head_sum: expected an array, got null");
+}
+
 }  // namespace
 
 const char* check_shape(const longhaul_sparse_attention_args& a) {
@@ -59,6 +63,7 @@ const char* check_shape(const longhaul_attention_head_sum_args& a) {
 }  // namespace longhaul::cpu
 
 using longhaul::cpu::bytes_of;
+using longhaul::cpu::check_head_sum;
 using longhaul::cpu::KernelTable;
 using longhaul::cpu::run;
 using longhaul::cpu::wrong;
@@ -79,9 +84,8 @@ size_t longhaul_sparse_attention_head_sum_workspace(const longhaul_sparse_attent
 
 const char* longhaul_sparse_attention_head_sum(const longhaul_sparse_attention_args* args,
                                                void* workspace) {
-  return run(*args, workspace, &KernelTable::sparse_attention_head_sum, [&] {
-    return args->head_sum ? nullptr : wrong("head_sum: expected an array, got null");
-  });
+  return run(*args, workspace, &KernelTable::sparse_attention_head_sum,
+             [&] { return check_head_sum(args->head_sum); });
 }
 
 size_t longhaul_sparse_attention_grad_workspace(const longhaul_sparse_attention_grad_args* args) {
@@ -101,6 +105,17 @@ size_t longhaul_sparse_attention_expanded_workspace(
 const char* longhaul_sparse_attention_expanded(const longhaul_sparse_attention_expanded_args* args,
                                                void* workspace) {
   return run(*args, workspace, &KernelTable::sparse_attention_expanded);
+}
+
+size_t longhaul_sparse_attention_expanded_head_sum_workspace(
+    const longhaul_sparse_attention_expanded_args* args) {
+  return bytes_of(*args, &KernelTable::sparse_attention_expanded_head_sum_workspace);
+}
+
+const char* longhaul_sparse_attention_expanded_head_sum(
+    const longhaul_sparse_attention_expanded_args* args, void* workspace) {
+  return run(*args, workspace, &KernelTable::sparse_attention_expanded_head_sum,
+             [&] { return check_head_sum(args->head_sum); });
 }
 
 size_t longhaul_sparse_attention_expanded_grad_workspace(

@@ -20,6 +20,9 @@ struct KernelTable {
   void (*sparse_attention_grad)(const longhaul_sparse_attention_grad_args&, void*);
   size_t (*sparse_attention_expanded_workspace)(const longhaul_sparse_attention_expanded_args&);
   void (*sparse_attention_expanded)(const longhaul_sparse_attention_expanded_args&, void*);
+  size_t (*sparse_attention_expanded_head_sum_workspace)(
+      const longhaul_sparse_attention_expanded_args&);
+  void (*sparse_attention_expanded_head_sum)(const longhaul_sparse_attention_expanded_args&, void*);
   size_t (*sparse_attention_expanded_grad_workspace)(
       const longhaul_sparse_attention_expanded_grad_args&);
   void (*sparse_attention_expanded_grad)(const longhaul_sparse_attention_expanded_grad_args&,
@@ -72,6 +75,9 @@ size_t sparse_attention_grad_workspace(const longhaul_sparse_attention_grad_args
 void sparse_attention_grad(const longhaul_sparse_attention_grad_args&, void* workspace);
 size_t sparse_attention_expanded_workspace(const longhaul_sparse_attention_expanded_args&);
 void sparse_attention_expanded(const longhaul_sparse_attention_expanded_args&, void* workspace);
+size_t sparse_attention_expanded_head_sum_workspace(const longhaul_sparse_attention_expanded_args&);
+void sparse_attention_expanded_head_sum(const longhaul_sparse_attention_expanded_args&,
+                                        void* workspace);
 size_t sparse_attention_expanded_grad_workspace(
     const longhaul_sparse_attention_expanded_grad_args&);
 void sparse_attention_expanded_grad(const longhaul_sparse_attention_expanded_grad_args&,

@@ -8,6 +8,10 @@
 
 namespace longhaul::cpu::LONGHAUL_ISA {
 
+// Queries of a task. A head's keys, which neighbours share for the most part, stay in the cache
+// from one query to the next.
+constexpr int64_t kQueries = 32;
+
 // The rows of one head in one row of the batch: one for each key, `bytes` apart.
 struct HeadRows {
   const char* base;

@@ -13,9 +13,6 @@ namespace {
 using Args = longhaul_sparse_attention_expanded_args;
 
 constexpr float kMasked = -1e30F;
-// Queries of a task. A head's keys, which neighbours share for the most part, stay in the cache
-// from one query to the next.
-constexpr int64_t kQueries = 32;
 
 template <typename T>
 class Forward {

@@ -270,6 +270,11 @@ AttentionGradients expanded_gradients(const AttentionState& attention, const Ten
           d_value.narrow(-1, 0, value.size(3))};
 }
 
+std::string why_no_kernel(const Tensor& query) {
+  if (query.size(2) > 128) return "it has at most 128 heads";
+  return why_no_cpu_kernel(query);
+}
+
 }  // namespace
 
 std::string why_no_fused_sparse_attention(const Tensor& query, const Tensor& key,
@@ -278,8 +283,7 @@ std::string why_no_fused_sparse_attention(const Tensor& query, const Tensor& key
     return "it is for keys that heads share and whose first columns are the values, and for keys "
            "and values of each head";
   }
-  if (query.size(2) > 128) return "it has at most 128 heads";
-  return why_no_cpu_kernel(query);
+  return why_no_kernel(query);
 }
 
 AttentionGradients sparse_flash_attention_grad(const AttentionState& attention,
@@ -309,8 +313,7 @@ Tensor sparse_attention_head_sum(const AttentionState& attention, const Tensor& 
   check_indices(query, indices_BSK);
   check_shape(attention.softmax_max, {B, S, H}, "attention softmax_max");
   check_shape(attention.softmax_sum, {B, S, H}, "attention softmax_sum");
-  const std::string reason = key.dim() == 4 ? "it is for keys that heads share"
-                                            : why_no_fused_sparse_attention(query, key, {});
+  const std::string reason = why_no_kernel(query);
   if (!reason.empty()) {
     report_fallback("sparse_attention_head_sum", reason);
     return sparse_attention_head_sum_reference(attention, indices_BSK);
@@ -318,11 +321,19 @@ Tensor sparse_attention_head_sum(const AttentionState& attention, const Tensor& 
   Tensor head_sum = at::empty(indices_BSK.sizes(), query.options().dtype(at::kFloat));
   if (query.is_meta() || head_sum.numel() == 0) return head_sum;
   const StatisticsOfKernel statistics(attention);
-  Operands operands(query, key, indices_BSK, attention.scale, /*V=*/query.size(3));
-  statistics.give(operands.args);
-  operands.args.head_sum = head_sum.data_ptr<float>();
-  run_kernel("sparse_attention_head_sum", longhaul_sparse_attention_head_sum,
-             longhaul_sparse_attention_head_sum_workspace, operands.args);
+  const auto sum_with = [&](auto operands, auto kernel, auto workspace) {
+    statistics.give(operands.args);
+    operands.args.head_sum = head_sum.data_ptr<float>();
+    run_kernel("sparse_attention_head_sum", kernel, workspace, operands.args);
+  };
+  if (key.dim() == 4) {
+    sum_with(ExpandedOperands(query, key, /*value=*/key, indices_BSK, attention.scale),
+             longhaul_sparse_attention_expanded_head_sum,
+             longhaul_sparse_attention_expanded_head_sum_workspace);
+  } else {
+    sum_with(Operands(query, key, indices_BSK, attention.scale, /*V=*/query.size(3)),
+             longhaul_sparse_attention_head_sum, longhaul_sparse_attention_head_sum_workspace);
+  }
   return head_sum;
 }
 
