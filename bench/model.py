@@ -73,38 +73,57 @@ class Case:
     peers: list
 
 
-CASES = [
-    Case(
-        training.Length(1024, steps=10, warm_up=3),
-        [
-            Peer("eager", 5.0, [], {}, 8, 2),
-            Peer(
-                "compiled",
-                2.5,
-                ["--compile", "--query-block", "256"],
-                machine.HUGE_PAGES,
-                10,
-                3,
-                least_share=quoted_share(904, 156.1e6),
-            ),
-        ],
-    ),
-    Case(
-        training.Length(4096, steps=5, warm_up=2),
-        [
-            Peer("eager", 20.0, [], {}, 2, 1, rounds=1),  # minutes a step
-            Peer(
-                "compiled",
-                4.0,
-                ["--compile", "--query-block", "512"],
-                machine.HUGE_PAGES,
-                5,
-                2,
-                least_share=quoted_share(534, 167.9e6),
-            ),
-        ],
-    ),
+@dataclass(frozen=True)
+class Tuning:
+    """What of the compiled peer's setting depends on the processor."""
+
+    arguments: tuple = ()
+    environment: tuple = ()
+
+    def compiled(self, query_block, goal, steps, warm_up, least_share):
+        arguments = ["--compile", "--query-block", str(query_block), *self.arguments]
+        environment = machine.HUGE_PAGES | dict(self.environment)
+        return Peer("compiled", goal, arguments, environment, steps, warm_up, ROUNDS, least_share)
+
+
+PASSIVE = (("OMP_WAIT_POLICY", "passive"),)
+TUNINGS = [
+    Tuning(products, waiting) for products in ((), ("--onednn",)) for waiting in ((), PASSIVE)
 ]
+TRIED = training.Length(1024, steps=7, warm_up=3)
+
+
+def cases(tuning):
+    short, long = training.Length(1024, steps=10, warm_up=3), training.Length(4096, 5, 2)
+    return [
+        Case(
+            short,
+            [
+                Peer("eager", 5.0, [], {}, 8, 2),
+                tuning.compiled(256, 2.5, 10, 3, quoted_share(904, 156.1e6)),
+            ],
+        ),
+        Case(
+            long,
+            [
+                Peer("eager", 20.0, [], {}, 2, 1, rounds=1),  # minutes a step
+                tuning.compiled(512, 4.0, 5, 2, quoted_share(534, 167.9e6)),
+            ],
+        ),
+    ]
+
+
+def fastest_tuning(work, python):
+    training.make_inputs(python, work, TRIED)
+
+    def speed(tuning):
+        peer = tuning.compiled(256, None, TRIED.steps, TRIED.warm_up, None)
+        name = " ".join((*tuning.arguments, *(value for _, value in tuning.environment))) or "as is"
+        side = training.peer(name, python, work, TRIED, peer.arguments, peer.environment)
+        return training.run_alone(side).speed
+
+    machine.say(f"the compiled peer's setting at {TRIED.seq_len} tokens")
+    return max(TUNINGS, key=speed)
 
 
 def measure(case, work, python):
@@ -189,7 +208,7 @@ def main():
     python = machine.peer_python()
     with tempfile.TemporaryDirectory(prefix="longhaul-bench-") as folder:
         work = Path(folder)
-        for case in CASES:
+        for case in cases(fastest_tuning(work, python)):
             ours, sides, ratios = measure(case, work, python)
             report(case, ours, sides, ratios)
             run_in_fp32(work, case.length)

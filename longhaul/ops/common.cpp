@@ -78,7 +78,7 @@ int64_t keys_up_to_last(const Tensor& mask_BQS) {
 std::string shape_text(const Tensor& x) { return fmt::format("{}", fmt::join(x.sizes(), " x ")); }
 
 void check_dims(const Tensor& x, int64_t dims, const char* what) {
-  LONGHAUL_CHECK(x.dim() == dims, "{}: expected {} dimensions, got {}", what, dims, shape_text(x));
+  LONGHAUL_CHECK(x.dim() == dims, "{}: expected {} dimensions, got [{}]", what, dims, shape_text(x));
 }
 
 void check_shape(const Tensor& x, at::IntArrayRef expected, const char* what) {

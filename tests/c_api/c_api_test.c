@@ -134,9 +134,13 @@ static void step_in_bf16(void) {
   expect(!error, "longhaul_adam_w", error);
   expect(param == 0x3f00, "a parameter in bf16 is not 0.5", NULL);
   expect(exp_avg == 0x3f00 && exp_avg_sq == 0x3f00, "moments in bf16 are not 0.5", NULL);
+  a.beta2 = 1;
+  error = longhaul_adam_w(&a);
+  const char* expected = "beta2: expected 0 to below 1, got 1";
+  expect(error && strcmp(error, expected) == 0, "moments that never decay", error);
   p.dtype = (longhaul_dtype)2;
   error = longhaul_adam_w(&a);
-  const char* expected = "dtype: expected LONGHAUL_FLOAT32 (0) or LONGHAUL_BFLOAT16 (1), got 2";
+  expected = "dtype: expected LONGHAUL_FLOAT32 (0) or LONGHAUL_BFLOAT16 (1), got 2";
   expect(error && strcmp(error, expected) == 0, "a parameter of a third dtype", error);
 }
 

@@ -143,9 +143,11 @@ void adam_w(Case& c) {
     p.exp_avg = c.keep(c.typed(p.n));
     p.exp_avg_sq = c.keep(c.typed(p.n, 0));
   }
+  const bool wrong = c.rarely();
+  c.must_be(!wrong);
   const longhaul_adam_w_args a = {.count = static_cast<int64_t>(parameters.size()),
                                   .parameters = parameters.data(),
-                                  .lr = 1e-2,
+                                  .lr = wrong ? -1e-2 : 1e-2,
                                   .beta1 = c.flip() ? 0.9 : 0,
                                   .beta2 = c.flip() ? 0.95 : 0,
                                   .eps = 1e-8,

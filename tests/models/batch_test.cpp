@@ -101,7 +101,7 @@ TEST(PrepareBatch, BadInput) {
               HasSubstr("input_ids [2 x 5], labels [2 x 4]"));
   EXPECT_THAT(message_of([&] { v3::prepare_batch(x, x, x, 6); }), HasSubstr("seq_len 6"));
   EXPECT_THAT(message_of([&] { v3::prepare_batch(x[0], x[0], x[0], 5); }),
-              HasSubstr("input_ids: expected 2 dimensions, got 5"));
+              HasSubstr("input_ids: expected 2 dimensions, got [5]"));
 }
 
 }  // namespace

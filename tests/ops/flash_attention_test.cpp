@@ -127,7 +127,7 @@ TEST(FlashAttention, BadInput) {
     });
   };
   EXPECT_THAT(call({2, 5, 3}, {2, 5, 4}, {2, 5, 3}, {2, 5}),
-              HasSubstr("attention query: expected 4 dimensions, got 2 x 5 x 3"));
+              HasSubstr("attention query: expected 4 dimensions, got [2 x 5 x 3]"));
   EXPECT_THAT(call({2, 5, 3, 4}, {2, 5, 6}, {2, 5, 3}, {2, 5}),
               HasSubstr("attention key: expected [2 x any x 4], got [2 x 5 x 6]"));
   EXPECT_THAT(call({2, 5, 3, 4}, {2, 5, 2, 4}, {2, 5, 2, 3}, {2, 5}),

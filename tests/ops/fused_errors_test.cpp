@@ -49,7 +49,7 @@ TEST_P(FusedErrors, SparseAttention) {
        shared_key_,
        {},
        chosen_,
-       "attention query: expected 4 dimensions, got 5 x 2 x 32"},
+       "attention query: expected 4 dimensions, got [5 x 2 x 32]"},
       {query_,
        zeros({kB, kS, 64}),
        {},
@@ -131,7 +131,7 @@ TEST_P(FusedErrors, Indexer) {
   EXPECT_THAT(select(query_, shared_key_, weights, starts_, 0),
               HasSubstr("topk: expected at least 1, got 0"));
   EXPECT_THAT(select(query_[0], shared_key_, weights, starts_),
-              HasSubstr("indexer query: expected 4 dimensions, got 5 x 2 x 32"));
+              HasSubstr("indexer query: expected 4 dimensions, got [5 x 2 x 32]"));
   EXPECT_THAT(select(query_, shared_key_.flatten(), weights, starts_),
               HasSubstr("indexer key: expected [1 x any x 32], got [160]"));
   EXPECT_THAT(select(query_, shared_key_, weights.narrow(2, 0, 1), starts_),

@@ -208,7 +208,7 @@ TEST(LightningIndexer, BadInput) {
   EXPECT_THAT(call(in.query, in.key, in.weights, starts, 0),
               HasSubstr("topk: expected at least 1, got 0"));
   EXPECT_THAT(call(in.query[0], in.key, in.weights, starts, 2),
-              HasSubstr("indexer query: expected 4 dimensions, got 5 x 3 x 4"));
+              HasSubstr("indexer query: expected 4 dimensions, got [5 x 3 x 4]"));
   EXPECT_THAT(call(in.query, at::zeros({2, 5, 6}), in.weights, starts, 2),
               HasSubstr("indexer key: expected [2 x any x 4], got [2 x 5 x 6]"));
   EXPECT_THAT(call(in.query, in.key, at::zeros({2, 5, 2}), starts, 2),

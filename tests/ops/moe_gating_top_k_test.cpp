@@ -192,7 +192,7 @@ TEST(ChooseExperts, BadInput) {
   EXPECT_THAT(call({3, 8}, {}, {.k = 1, .n_group = 2, .topk_group = 3}),
               HasSubstr("topk_group: expected 1 to 2 groups, got 3"));
   EXPECT_THAT(call({3, 8}, at::zeros({7}), {}), HasSubstr("bias: expected [8], got [7]"));
-  EXPECT_THAT(call({24}, {}, {}), HasSubstr("expected 2 dimensions, got 24"));
+  EXPECT_THAT(call({24}, {}, {}), HasSubstr("expected 2 dimensions, got [24]"));
 }
 
 }  // namespace

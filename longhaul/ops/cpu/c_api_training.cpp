@@ -2,6 +2,19 @@
 #include "longhaul/ops/cpu/c_api.h"
 
 namespace longhaul::cpu {
+namespace {
+
+// Of numbers; NaN is none of what they expect.
+const char* check_at_least_0(double x, const char* name) {
+  return x >= 0 ? nullptr : wrong("{}: expected at least 0, got {}", name, x);
+}
+
+const char* check_decay(double beta, const char* name) {
+  const bool fits = beta >= 0 && beta < 1;
+  return fits ? nullptr : wrong("{}: expected 0 to below 1, got {}", name, beta);
+}
+
+}  // namespace
 
 const char* check_shape(const longhaul_cross_entropy_args& a) {
   if (const char* error = check_at_least(0, a.rows, "rows")) return error;
@@ -14,8 +27,14 @@ const char* check_shape(const longhaul_adam_w_args& a) {
     if (const char* error = check_dtype(a.parameters[i].dtype)) return error;
     if (const char* error = check_at_least(0, a.parameters[i].n, "n")) return error;
     if (const char* error = check_at_least(1, a.parameters[i].step, "step")) return error;
+    if (const char* error = check_at_least_0(a.parameters[i].weight_decay, "weight_decay")) {
+      return error;
+    }
   }
-  return nullptr;
+  if (const char* error = check_at_least_0(a.lr, "lr")) return error;
+  if (const char* error = check_at_least_0(a.eps, "eps")) return error;
+  if (const char* error = check_decay(a.beta1, "beta1")) return error;
+  return check_decay(a.beta2, "beta2");
 }
 
 const char* check_shape(const longhaul_sum_of_squares_args& a) {
