@@ -59,6 +59,21 @@ class TopK {
     size_ += __builtin_popcount(m);
   }
 
+  struct Range {
+    float low, high;
+  };
+
+  // Of the scores, of which there is one at least.
+  Range range() const {
+    Floats low = all(scores_[0]), high = low;
+    for (int64_t i = 0; i < size_; i += kLanes) {
+      const Floats x = select(first_lanes(size_ - i), load(scores_ + i), all(scores_[0]));
+      low = min(low, x);
+      high = max(high, x);
+    }
+    return {-largest(-low), largest(high)};
+  }
+
   int64_t count_above(float threshold) const {
     int64_t count = 0;
     for (int64_t i = 0; i < size_; i += kLanes) {
@@ -71,11 +86,7 @@ class TopK {
   // A threshold above which lie at least K, and at most `most` if ties allow. Halves the range of
   // values at first, then the range of float numbers.
   float find_threshold(int64_t most) const {
-    float low = scores_[0], high = scores_[0];
-    for (int64_t i = 1; i < size_; ++i) {
-      low = scores_[i] < low ? scores_[i] : low;
-      high = scores_[i] > high ? scores_[i] : high;
-    }
+    auto [low, high] = range();
     constexpr float kSmallest = 1.17549435e-38F;  // denormals count as zero
     int64_t below = int64_t{to_order(low)} - 1, above = to_order(high), count = size_;
     if (__builtin_fabsf(low) < kSmallest) below = to_order(-kSmallest);
@@ -112,17 +123,14 @@ class TopK {
     if (size_ <= capacity_) return;
     // Too many are equal: whatever equals the smallest of K chosen comes too late from now on.
     keep_exactly_k();
-    for (int64_t i = 0; i < size_; ++i) {
-      if (i == 0 || scores_[i] < threshold_) threshold_ = scores_[i];
-    }
+    threshold_ = range().low;
   }
 
   void keep_exactly_k() {
     drop_up_to(find_threshold(K_));
     if (size_ <= K_) return;
     // All that are left over equal the smallest; those of the highest indices go.
-    float smallest = scores_[0];
-    for (int64_t i = 1; i < size_; ++i) smallest = scores_[i] < smallest ? scores_[i] : smallest;
+    const float smallest = range().low;
     int64_t surplus = size_ - K_;
     for (int64_t i = size_ - 1; surplus > 0; --i) {
       if (scores_[i] != smallest) continue;

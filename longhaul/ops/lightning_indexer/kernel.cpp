@@ -1,7 +1,6 @@
-// Scores and top-k in one pass. Keys are packed in tiles of 48 that lie on the lanes, of which 8
-// heads are taken at a time (where the registers hold so many sums, in registers), and relu,
-// weights and the sum over heads follow at once: scores per head never leave the first cache, and
-// scores only if they are above the row's running threshold.
+// Scores and top-k in one pass. Keys are packed in tiles of 48 that lie on the lanes; relu, weights
+// and the sum over heads follow each product while it is in registers. No score of a head reaches
+// memory, and scores only if they are above the row's running threshold.
 #include <omp.h>
 
 #include "include/longhaul/kernels.h"
@@ -18,10 +17,18 @@ namespace {
 using Args = longhaul_lightning_indexer_args;
 
 constexpr int kTile = 3 * kLanes;  // keys
-constexpr int kHeads = 8;          // of a register tile
-constexpr int64_t kQueries = 32;   // that share a tile of keys while it is in the cache
+constexpr int kHeads = 8;          // of a register tile, of the largest
+constexpr int64_t kQueries = 32;   // at most, that share a tile of keys while it is in the cache
 
 int64_t padded_heads(const Args& a) { return round_up(a.H, kHeads); }
+
+// Queries that share a tile of keys: as many as leave room for it in the second cache.
+template <typename T>
+int64_t queries_of_block(const Args& a) {
+  constexpr int64_t kBytes = 256 << 10;
+  const int64_t fit = kBytes / (padded_heads(a) * a.D * static_cast<int64_t>(sizeof(Operand<T>)));
+  return fit < 4 ? 4 : fit > kQueries ? kQueries : fit;
+}
 
 // What a thread holds for each of the queries that it works on.
 template <typename T>
@@ -64,22 +71,37 @@ void pack_keys(const T* key, int64_t L, int64_t D, int64_t tile, int32_t* out) {
   }
 }
 
-// I of one query at 48 keys. Its heads lie one after the other, H is a multiple of 8.
+// scores[c] += sum over R heads of weight * relu(head . key), for the keys of C registers.
+template <typename Operand, int R, int C>
+LONGHAUL_TILE void add_heads(const char* heads, const float* weights, const int32_t* keys,
+                             int64_t words, Register* scores) {
+  const char* rows[R];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) rows[r] = heads + r * words * 4;
+  Register dots[R][C] = {};
+  multiply_tile<Operand, false, 1>(rows, keys, kTile, words, dots);
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) {
+    Register sum = scores[c];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+      sum = fma(max(Register{}, dots[r][c]), weights[r] + Register{}, sum);
+    scores[c] = sum;
+  }
+}
+
+// I of one query at 48 keys, of some of them for all heads before the next: those stay in the first
+// cache. Its heads lie one after the other, H is a multiple of 8.
 template <typename T>
 LONGHAUL_INLINE void score_tile(const char* heads, const float* weights, int64_t H,
                                 const int32_t* keys, int64_t words, Floats (&scores)[3]) {
+  constexpr int kRows = kParts == 1 ? kHeads : kTileRows, kRegisters = 3;
   for (int c = 0; c < 3; ++c) scores[c] = Floats{};
-  for (int64_t h0 = 0; h0 < H; h0 += kHeads) {
-    const char* rows[kHeads];
-#pragma GCC unroll 8
-    for (int h = 0; h < kHeads; ++h) rows[h] = heads + (h0 + h) * words * 4;
-    Floats dots[kHeads][3];
-    multiply_rows<Operand<T>, false, kHeads, 3>(rows, keys, kTile, words, dots);
-#pragma GCC unroll 8
-    for (int h = 0; h < kHeads; ++h) {
-      const Floats w = all(weights[h0 + h]);
-#pragma GCC unroll 3
-      for (int c = 0; c < 3; ++c) scores[c] = fma(max(Floats{}, dots[h][c]), w, scores[c]);
+  Register* const sums = reinterpret_cast<Register*>(scores);
+  for (int c = 0; c < 3 * kParts; c += kRegisters) {
+    for (int64_t h = 0; h < H; h += kRows) {
+      add_heads<Operand<T>, kRows, kRegisters>(heads + h * words * 4, weights + h,
+                                               keys + c * kRegisterLanes, words, sums + c);
     }
   }
 }
@@ -168,7 +190,7 @@ template <typename T>
 void run(const Args& a, void* memory) {
   Workspace workspace(memory);
   const Buffers<T> buffers(a, workspace);
-  const int64_t blocks = (a.S + kQueries - 1) / kQueries;
+  const int64_t queries = queries_of_block<T>(a), blocks = (a.S + queries - 1) / queries;
   for (int64_t b = 0; b < a.B; ++b) {
     const T* key = static_cast<const T*>(a.key) + b * a.L * a.D;
 #pragma omp parallel
@@ -181,8 +203,8 @@ void run(const Args& a, void* memory) {
       // The longest first, so that the threads end together.
 #pragma omp for schedule(dynamic, 1)
       for (int64_t i = blocks - 1; i >= 0; --i) {
-        const int64_t end = (i + 1) * kQueries;
-        select_block<T>(a, buffers, b, i * kQueries, end < a.S ? end : a.S);
+        const int64_t end = (i + 1) * queries;
+        select_block<T>(a, buffers, b, i * queries, end < a.S ? end : a.S);
       }
     }
   }
