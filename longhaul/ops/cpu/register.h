@@ -11,12 +11,9 @@
 #define LONGHAUL_INLINED __attribute__((always_inline))  // behind a lambda's parameters
 #define LONGHAUL_INLINE inline LONGHAUL_INLINED
 
-// Inner loops that use all registers. Of sixteen GCC leaves none to what it inlines around them.
-#if defined(__AVX512F__)
-#define LONGHAUL_TILE LONGHAUL_INLINE
-#else
+// Inner loops that use all registers, of pointers too: GCC leaves too few to what it inlines around
+// them, and then keeps pointers in vector registers.
 #define LONGHAUL_TILE __attribute__((noinline))
-#endif
 
 namespace longhaul::cpu::LONGHAUL_ISA {
 

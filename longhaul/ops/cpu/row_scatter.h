@@ -2,8 +2,8 @@
 // number of threads changes. Queries come in superblocks. In the first phase (parallel over
 // queries) each query leaves its weights for every selected row, and its own vectors as operands;
 // in the second (parallel over chunks of rows) one thread owns a chunk's fp32 sums, which fit its
-// L2 cache, walks the queries in ascending order and finds its rows in their key lists by binary
-// search.
+// L2 cache, walks the queries in ascending order and takes from each the keys that lie in its
+// chunk.
 #pragma once
 
 #include "longhaul/ops/cpu/key_list.h"
@@ -17,14 +17,15 @@ constexpr int kMaxTerms = 2;
 // What the queries of a superblock leave for the second phase.
 struct RowScatter {
   int64_t K, D, weight_words, paired_words;  // D columns of a row's sums
-  int64_t queries, chunk;                    // sizes of a superblock and of a chunk of rows
+  int64_t queries;                           // of a superblock
+  int64_t chunk, chunks;                     // rows of a chunk; their number
   RowTerm terms[kMaxTerms];                  // `paired` relative to a query's operands
   int64_t term_offsets[kMaxTerms];
   int num_terms;
 
   int32_t* keys;     // [queries][K + 16]
   int32_t* slots;    // likewise
-  int64_t* sizes;    // [queries]
+  int32_t* bounds;   // [queries][chunks + 1]: of a query's keys, the first of each chunk
   int32_t* weights;  // [queries][K][weight_words]
   int32_t* paired;   // [queries][paired_words]
   float* sums;       // [L][D], of one row of the batch
@@ -44,13 +45,14 @@ struct RowScatter {
     chunk = chunk > most ? most : chunk;
     if (chunk < 16) chunk = 16;
     if (queries > S) queries = S;
+    chunks = (L + chunk - 1) / chunk;
   }
 
   void take(Workspace& workspace, int64_t L, int64_t threads) {
     const int64_t room = round_up(K, kKeyBlock) + kLanes;
     keys = workspace.take<int32_t>(queries * room);
     slots = workspace.take<int32_t>(queries * room);
-    sizes = workspace.take<int64_t>(queries);
+    bounds = workspace.take<int32_t>(queries * (chunks + 1));
     weights = workspace.take<int32_t>(queries * round_up(K, kKeyBlock) * weight_words);
     paired = workspace.take<int32_t>(queries * paired_words);
     sums = workspace.take<float>(L * D);
@@ -58,9 +60,19 @@ struct RowScatter {
     no_row = workspace.take<float>(threads * kRowsAtOnce * D);
   }
 
-  KeyList key_list(int64_t query) const {
+  // The keys that a query has selected, and which of them each chunk has: for its first phase.
+  KeyList fill_keys(int64_t query, const int32_t* indices) const {
     const int64_t room = round_up(K, kKeyBlock) + kLanes;
-    return {keys + query * room, slots + query * room, sizes[query]};
+    KeyList list{keys + query * room, slots + query * room};
+    list.fill(indices, K);
+    int32_t* const first = bounds + query * (chunks + 1);
+    for (int64_t c = 0; c <= chunks; ++c) {
+      first[c] = static_cast<int32_t>(list.count_below(c * chunk));
+    }
+    return list;
+  }
+  const int32_t* keys_of(int64_t query) const {
+    return keys + query * (round_up(K, kKeyBlock) + kLanes);
   }
   int32_t* weights_of(int64_t query) const {
     return weights + query * round_up(K, kKeyBlock) * weight_words;
@@ -75,7 +87,7 @@ struct RowScatter {
       const int64_t count = S - t0 < queries ? S - t0 : queries;
 #pragma omp for schedule(dynamic, 4)
       for (int64_t i = 0; i < count; ++i) differentiate(t0 + i, i);
-      add_all<Operand>(count, L, thread);
+      add_all<Operand>(count, thread);
     }
     store_rows(L, out);
   }
@@ -83,7 +95,6 @@ struct RowScatter {
  private:
   // The three parts below end with a barrier.
   void clear_sums(int64_t L) const {
-    const int64_t chunks = (L + chunk - 1) / chunk;
 #pragma omp single nowait
     std::memset(no_weights, 0, static_cast<size_t>(weight_words) * sizeof *no_weights);
 #pragma omp for schedule(static)
@@ -95,13 +106,9 @@ struct RowScatter {
 
   // Second phase: adds what the first `count` queries of the superblock left.
   template <typename T>
-  void add_all(int64_t count, int64_t L, int64_t thread) const {
-    const int64_t chunks = (L + chunk - 1) / chunk;
+  void add_all(int64_t count, int64_t thread) const {
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t c = 0; c < chunks; ++c) {
-      const int64_t end = (c + 1) * chunk < L ? (c + 1) * chunk : L;
-      add<T>(count, c * chunk, end, no_row + thread * kRowsAtOnce * D);
-    }
+    for (int64_t c = 0; c < chunks; ++c) add<T>(count, c, no_row + thread * kRowsAtOnce * D);
   }
 
   // The sums rounded to T, `columns` of each row.
@@ -114,37 +121,45 @@ struct RowScatter {
     }
   }
 
-  // Second phase for rows [low, high): what `count` queries left for them.
+  // Second phase for a chunk of rows: what `count` queries left for them.
   template <typename T>
-  void add(int64_t count, int64_t low, int64_t high, float* no_row_of_thread) const {
+  void add(int64_t count, int64_t c, float* no_row_of_thread) const {
     for (int64_t query = 0; query < count; ++query) {
-      if (query + 1 < count) prefetch_operands(query + 1);
-      const KeyList list = key_list(query);
-      const int64_t from = list.count_below(low), to = list.count_below(high);
-      if (from == to) continue;
+      if (query + 1 < count) prefetch_query(query + 1, c);
+      const int32_t* const bound = bounds + query * (chunks + 1) + c;
+      if (bound[0] == bound[1]) continue;
       RowTerm mine[kMaxTerms];
       for (int i = 0; i < num_terms; ++i) {
         mine[i] = terms[i];
         mine[i].paired = paired + query * paired_words + term_offsets[i];
       }
-      add_query<T>(list, weights_of(query), from, to, mine, no_row_of_thread);
+      add_query<T>(keys_of(query), weights_of(query), bound[0], bound[1], mine, no_row_of_thread);
     }
   }
 
-  void prefetch_operands(int64_t query) const {
-    constexpr int64_t kLine = 16;  // words
-    for (int64_t i = 0; i < paired_words; i += kLine) {
-      __builtin_prefetch(paired + query * paired_words + i, 0, 2);
-    }
+  // Asks for what add() reads of a query.
+  void prefetch_query(int64_t query, int64_t c) const {
+    const int32_t* const bound = bounds + query * (chunks + 1) + c;
+    const int64_t from = bound[0], count = bound[1] - from;
+    if (count == 0) return;
+    prefetch_words(paired + query * paired_words, paired_words);
+    prefetch_words(keys_of(query) + from, count);
+    prefetch_words(weights_of(query) + from * weight_words, count * weight_words);
+  }
+  static void prefetch_words(const int32_t* words, int64_t count) {
+    constexpr int64_t kLine = 16;
+    for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(words + i, 0, 2);
   }
 
   template <typename T>
-  void add_query(const KeyList& list, const int32_t* row_weights, int64_t from, int64_t to,
+  void add_query(const int32_t* row_keys, const int32_t* row_weights, int64_t from, int64_t to,
                  const RowTerm* mine, float* no_row_of_thread) const {
     add_terms<T>(mine, num_terms, D, to - from, no_row_of_thread, no_weights,
                  [&](int64_t j, float*& row, const int32_t*& words) {
-                   row = sums + list.keys[from + j] * D;
+                   row = sums + row_keys[from + j] * D;
                    words = row_weights + (from + j) * weight_words;
+                   constexpr int kAhead = 8;
+                   if (from + j + kAhead < to) __builtin_prefetch(words + kAhead * weight_words);
                  });
   }
 };

@@ -116,13 +116,13 @@ LONGHAUL_INLINE void store_tile(const Register (&tile)[R][C], float* to, int64_t
 }
 
 // multiply_tile() of sums in memory, or, without kAdd, in their place.
-template <typename T, bool kSplit, bool kAdd, int R, int C>
+template <typename T, bool kSplit, bool kAdd, int R, int C, int kSets = 1>
 LONGHAUL_TILE void store_product_tile(const char* const* rows, const int32_t* packed,
                                       int64_t stride, int64_t steps, float* acc,
                                       int64_t acc_stride) {
   Register tile[R][C] = {};
   if constexpr (kAdd) load_tile(tile, acc, acc_stride);
-  multiply_tile<T, kSplit, 1>(rows, packed, stride, steps, tile);
+  multiply_tile<T, kSplit, kSets>(rows, packed, stride, steps, tile);
   store_tile(tile, acc, acc_stride);
 }
 
@@ -133,10 +133,8 @@ template <typename T, bool kSplit, int R, int C, int kSets = 1, bool kAdd = fals
 LONGHAUL_INLINE void multiply_rows(const char* const* rows, const int32_t* packed, int64_t stride,
                                    int64_t steps, Floats (&acc)[R][C]) {
   if constexpr (kParts == 1) {
-    for (int r = 0; r < R && !kAdd; ++r) {
-      for (int c = 0; c < C; ++c) acc[r][c] = Floats{};
-    }
-    multiply_tile<T, kSplit, kSets>(rows, packed, stride, steps, acc);
+    store_product_tile<T, kSplit, kAdd, R, C, kSets>(rows, packed, stride, steps,
+                                                     reinterpret_cast<float*>(acc), C * kLanes);
   } else {
     constexpr int64_t kSteps = R > 8 ? 128 : 192;
     constexpr int kAtOnce = C * kParts % 3 == 0 ? 3 : kTileRegisters;

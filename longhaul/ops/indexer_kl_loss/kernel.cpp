@@ -78,9 +78,7 @@ class Loss {
 
   // Its loss and gradients; `place` is its number in the superblock.
   void differentiate(int64_t row, const Operand<T>* key, const RowScatter& scatter, int64_t place) {
-    KeyList keys = scatter.key_list(place);
-    keys.fill(a_.indices + row * a_.K, a_.K);
-    scatter.sizes[place] = keys.size;
+    const KeyList keys = scatter.fill_keys(place, a_.indices + row * a_.K);
     prepare(row);
     a_.d_scores ? take_gradients(row, keys) : diverge(row, keys, key);
 

@@ -66,9 +66,7 @@ class Backward {
   void differentiate(int64_t row, const Operand<T>* key, const RowScatter& scatter, int64_t place) {
     const T* query = static_cast<const T*>(a_.query) + row * a_.H * a_.D;
     const T* d_out = static_cast<const T*>(args_.d_out) + row * a_.H * a_.V;
-    KeyList keys = scatter.key_list(place);
-    keys.fill(a_.indices + row * a_.K, a_.K);
-    scatter.sizes[place] = keys.size;
+    const KeyList keys = scatter.fill_keys(place, a_.indices + row * a_.K);
     pack(query, d_out);
     load_statistics(row, d_out);
     const int H = static_cast<int>(a_.H), heads = static_cast<int>(Layout::heads(a_.H));
