@@ -68,12 +68,13 @@ def moving_operators(ops, dtype, label):
     pair = random(2, ROWS, WIDTH)
     moving(f"swiglu.{label}", lambda x: ops.swiglu(x, 0), [pair], 3 * one, 5 * one)
     angle = torch.rand(1, ROWS, 1, 64)
-    cos, sin = torch.cat([angle.cos()] * 2, -1), torch.cat([angle.sin()] * 2, -1)
+    of_pairs = {"half": torch.cat([angle] * 2, -1), "interleave": angle.repeat_interleave(2, -1)}
     turned = random(1, ROWS, WIDTH // 128, 128)
-    for mode in ("half", "interleave"):
+    for mode, angles in of_pairs.items():
+        cos, sin = angles.cos(), angles.sin()
         moving(
             f"rope_{mode}.{label}",
-            lambda x, mode=mode: ops.rotary_mul(x, cos, sin, mode),
+            lambda x, cos=cos, sin=sin, mode=mode: ops.rotary_mul(x, cos, sin, mode),
             [turned], 2 * one, 2 * one,
         )
     tokens = random(ROWS // CHOICES, WIDTH)

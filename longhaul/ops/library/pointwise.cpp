@@ -1,4 +1,6 @@
 // rms_norm, add_rms_norm, rotary_mul and swiglu.
+#include <ATen/ExpandUtils.h>
+
 #include "longhaul/ops/library/operators.h"
 #include "longhaul/ops/rms_norm/rms_norm.h"
 #include "longhaul/ops/rotary_mul/rotary_mul.h"
@@ -52,7 +54,26 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x1, const Tensor& 
   return {out.y, by_row(out.rstd, x1), out.sum};
 }
 
-// cos and sin as Ascend has them: [B, S, 1, R], each angle for both elements of its pair.
+// The angles [..., R / 2] of `x` [..., R], which has each for both elements of its pair.
+Tensor angles_of_pairs(const Tensor& x, RotaryMode mode, const char* what) {
+  const int64_t R = x.size(-1);
+  const bool half = mode == RotaryMode::kHalfSplit;
+  const Tensor first = half ? x.narrow(-1, 0, R / 2) : x.slice(-1, 0, R, 2);
+  const Tensor second = half ? x.narrow(-1, R / 2, R / 2) : x.slice(-1, 1, R, 2);
+  if (!at::equal(first, second)) {
+    const Tensor differs = first.ne(second), place = differs.nonzero()[0];
+    LONGHAUL_CHECK(false,
+                   "{}: expected the same number for both elements of a pair, got {} and {} for "
+                   "pair {} of row {}",
+                   what, first.masked_select(differs)[0].item<double>(),
+                   second.masked_select(differs)[0].item<double>(), place[-1].item<int64_t>(),
+                   place[-3].item<int64_t>());
+  }
+  return first;
+}
+
+// cos and sin as Ascend has them: [B, S, 1, R] or [1, S, 1, R], each angle for both elements of its
+// pair.
 struct Rotation {
   Tensor cos, sin;  // [B, S, R / 2]
   RotaryMode mode;
@@ -62,22 +83,24 @@ struct Rotation {
       : packed(input.dim() == 3) {
     const bool half = name == "half";
     LONGHAUL_CHECK(half || name == "interleave",
-                   "rotary_mul: rotary_mode '{}' is none of 'half' and 'interleave'", name);
+                   "rotary_mul: rotary_mode: expected 'half' or 'interleave', got '{}'", name);
     mode = half ? RotaryMode::kHalfSplit : RotaryMode::kInterleaved;
-    LONGHAUL_CHECK(packed || input.dim() == 4, "rotary_mul: input [{}]: expected 3 or 4 dimensions",
+    LONGHAUL_CHECK((packed || input.dim() == 4) && input.size(-1) % 2 == 0,
+                   "rotary_mul: input: expected 3 or 4 dimensions, the last one even, got [{}]",
                    shape_text(input));
-    const int64_t R = input.size(-1);
-    const auto angles = [&](const Tensor& x, const char* what) {
-      auto sizes = input.sizes().vec();
-      sizes[sizes.size() - 2] = 1;
-      check_shape(x, sizes, what);
-      const Tensor rows = rows_of(x.squeeze(-2));
-      return half ? rows.narrow(-1, 0, R / 2) : rows.slice(-1, 0, R, 2);
-    };
-    cos = angles(r1, "rotary_mul: r1");
-    sin = angles(r2, "rotary_mul: r2");
+    cos = angles(input, r1, "rotary_mul: r1");
+    sin = angles(input, r2, "rotary_mul: r2");
   }
 
+  Tensor angles(const Tensor& input, const Tensor& x, const char* what) const {
+    auto sizes = input.sizes().vec();
+    sizes[sizes.size() - 2] = 1;
+    const bool for_all_rows = !packed && x.dim() == 4 && x.size(0) == 1;
+    if (for_all_rows) sizes[0] = 1;
+    check_shape(x, sizes, what);
+    const Tensor pairs = rows_of(angles_of_pairs(x, mode, what).squeeze(-2));
+    return for_all_rows ? pairs.expand({input.size(0), -1, -1}) : pairs;
+  }
   Tensor rows_of(const Tensor& x) const { return packed ? x.unsqueeze(0) : x; }
   Tensor of(const Tensor& x, const Tensor& by_sin) const {
     const Tensor y = ops::rotary_mul(rows_of(x), cos, by_sin, mode, Kernel::kFused);
@@ -108,9 +131,12 @@ std::tuple<Tensor, Tensor, Tensor> rotary_mul_backward(const Tensor& grad, const
   check_shape(grad, input.sizes(), "rotary_mul_backward: grad");
   const auto wide = wide_type(input);
   const Tensor x = input.to(wide), dy = grad.to(wide);
-  const auto over_heads = [&](const Tensor& product) { return product.sum(-2, /*keepdim=*/true); };
-  return {rotation.of(grad, rotation.sin.neg()), over_heads(dy * x).to(r1.scalar_type()),
-          over_heads(dy * turned(x, rotation.mode)).to(r2.scalar_type())};
+  // Over heads, and over the rows that share their angles.
+  const auto summed = [](const Tensor& product, const Tensor& angles) {
+    return at::sum_to(product, angles.sizes()).to(angles.scalar_type());
+  };
+  return {rotation.of(grad, rotation.sin.neg()), summed(dy * x, r1),
+          summed(dy * turned(x, rotation.mode), r2)};
 }
 
 // Rows whose first half is the gate: those in front of `dim` make up the rows.

@@ -25,14 +25,20 @@ def samples():
     """Arguments for each operator, in both layouts where it has one."""
     x, weight, gate = random(3, 5, 64), random(64), random(6, 20)
     _, rstd = ops.rms_norm(x.detach(), weight.detach())
-    r = constant(2, 5, 1, 16)
+    angle = constant(2, 5, 1, 8)
+    r, interleaved = torch.cat([angle, angle], -1), angle.repeat_interleave(2, -1)
     turned = random(2, 5, 3, 16)
     yield "rms_norm", (x, weight)
     yield "rms_norm_backward", (x.detach(), x.detach(), weight.detach(), rstd)
     yield "add_rms_norm", (x, random(3, 5, 64, seed=1), weight)
     yield "add_rms_norm_backward", (x.detach(), x.detach(), weight.detach(), rstd, x.detach())
     yield "rotary_mul", (turned, r, r)
-    yield "rotary_mul", (turned, r.clone().requires_grad_(), r, "interleave")
+    yield (
+        "rotary_mul",
+        (turned, interleaved.clone().requires_grad_(), interleaved, "interleave"),
+    )
+    for_all_rows = r[:1].clone()
+    yield "rotary_mul", (turned, for_all_rows.requires_grad_(), for_all_rows.detach())
     yield "rotary_mul_backward", (turned.detach(), turned.detach(), r, r)
     yield "swiglu", (gate,)
     yield "swiglu", (gate, 0)
@@ -305,8 +311,8 @@ class Errors(TestCase):
                      zeros(1, 2, 2, 1), zeros(1, 2, 2, 1), 1.0)  # fmt: skip
         self.refuses("on one device, got .2 x 8. on cpu", ops.rms_norm, zeros(2, 8),
                      torch.zeros(8, device="meta"))  # fmt: skip
-        self.refuses("rotary_mode 'quarter'", ops.rotary_mul, zeros(1, 2, 1, 4), zeros(1, 2, 1, 4),
-                     zeros(1, 2, 1, 4), "quarter")  # fmt: skip
+        self.refuses("rotary_mode: expected 'half' or 'interleave', got 'quarter'", ops.rotary_mul,
+                     *(zeros(1, 2, 1, 4) for _ in range(3)), "quarter")  # fmt: skip
         self.refuses("eps is", ops.moe_gating_top_k, zeros(2, 4), 1, eps=1e-3)
         self.refuses("group_select_mode", ops.moe_gating_top_k, zeros(2, 4), 1, group_count=2)
         self.refuses("num_out_tokens", ops.moe_token_permute, zeros(2, 4),
@@ -321,6 +327,23 @@ class Errors(TestCase):
         self.refuses("adam_w: step", ops.adam_w, *([zeros(2)] for _ in range(4)), 0, lr=0.1)
         self.refuses("on one device, got .2. on cpu", ops.adam_w, [zeros(2)],
                      [torch.zeros(2, device="meta")], [zeros(2)], [zeros(2)], 1, lr=0.1)  # fmt: skip
+
+    def test_angles_that_are_not_those_of_pairs(self):
+        x, ones = torch.zeros(2, 3, 5, 4), torch.ones(2, 3, 1, 4)
+        wrong = ones.clone()
+        wrong[1, 2, 0, 3] = 0.25  # of the pairs (1, 3) and (2, 3)
+        for mode in ("half", "interleave"):
+            text = "expected the same number for both elements of a pair, got 1 and 0.25 for pair 1"
+            self.refuses(f"rotary_mul: r1: {text} of row 2", ops.rotary_mul, x, wrong, ones, mode)
+            self.refuses(f"rotary_mul: r2: {text} of row 2", ops.rotary_mul, x, ones, wrong, mode)
+            self.refuses(text, ops.rotary_mul, x[1], wrong[1], ones[1], mode)
+            self.refuses(text, ops.rotary_mul_backward, x, x, wrong, ones, mode)
+        self.refuses("r1: expected .2 x 3 x 1 x 4., got .3 x 3 x 1 x 4.", ops.rotary_mul, x,
+                     torch.ones(3, 3, 1, 4), ones)  # fmt: skip
+        self.refuses("r1: expected .3 x 1 x 4., got .1 x 1 x 4.", ops.rotary_mul, x[0],
+                     ones[0][:1], ones[0])  # fmt: skip
+        self.refuses("input: expected 3 or 4 dimensions, the last one even, got .2 x 3 x 5 x 3.",
+                     ops.rotary_mul, x[..., :3], ones[..., :3], ones[..., :3])  # fmt: skip
 
     def test_indices_that_are_no_integers(self):
         zeros, halves = torch.zeros, torch.tensor([0.5, 1.5])
