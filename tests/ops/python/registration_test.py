@@ -402,9 +402,12 @@ class Errors(TestCase):
         self.refuses("attention_mode 0 takes", attend, torch.zeros_like(k), attention_mode=0)
         self.refuses("attention_mode is 1, expected 0", attend, attention_mode=1)
         self.refuses("value: attention_mode 2", attend, torch.zeros_like(k))
-        self.refuses("key_rope .* does not fit key", attend, query_rope=q, key_rope=q)
+        self.refuses("key_rope: expected .1 x 3 x 1 x any., got .1 x 3 x 2 x 32.", attend,
+                     query_rope=q, key_rope=q)  # fmt: skip
         self.refuses("sparse_block_size is 2", attend, sparse_block_size=2)
-        self.refuses("query_rope and key_rope", attend, query_rope=q)
+        both = "query_rope and key_rope: expected both or neither, got"
+        self.refuses(f"{both} query_rope alone", attend, query_rope=q)
+        self.refuses(f"{both} key_rope alone", attend, key_rope=k)
         self.refuses("'BSND' and 'TND' differ", attend, layout_kv="TND")
         self.refuses("sparse_indices", ops.sparse_flash_attention, q, k, None, indices[0], 1.0)
         weights = torch.zeros(1, 3, 2)
@@ -426,6 +429,32 @@ class Errors(TestCase):
         statistics = torch.zeros(1, 1, 3, 2)
         self.refuses("softmax_max", ops.sparse_attention_head_sum, q, k, indices,
                      statistics[..., :1], statistics, 1.0)  # fmt: skip
+
+    def test_a_rope_part_of_another_dtype_is_refused(self):
+        """Of every operator that takes one."""
+        q, k, w = torch.zeros(1, 3, 2, 32), torch.zeros(1, 3, 1, 32), torch.zeros(1, 3, 2)
+        indices = torch.full((1, 3, 1, 2), -1, dtype=torch.int32)
+        saved, of_index = torch.ones(1, 1, 3, 2), torch.ones(1, 1, 3)
+        calls = {
+            "flash_attention": (q, k, None, SCALE),
+            "flash_attention_grad": (q, k, None, q, q, saved, saved, SCALE),
+            "sparse_flash_attention": (q, k, None, indices, SCALE),
+            "sparse_flash_attention_grad": (q, k, None, indices, q, q, saved, saved, SCALE, 1),
+            "sparse_attention_head_sum": (q, k, indices, saved, saved, SCALE),
+            "dense_attention_head_sum": (q, k, saved, saved, SCALE),
+            "sparse_lightning_indexer_grad_kl_loss": (q, k, q, k, w, indices, saved, saved, SCALE),
+            "dense_lightning_indexer_grad_kl_loss": (
+                q, k, q, k, w, saved, saved, of_index, of_index, SCALE,
+            ),
+        }  # fmt: skip
+        for name, arguments in calls.items():
+            operator = getattr(ops, name)
+            with self.subTest(name):
+                operator(*arguments, query_rope=q, key_rope=k)
+                self.refuses(f"{name}: query_rope: expected Float, the dtype of query, got Double",
+                             operator, *arguments, query_rope=q.double(), key_rope=k)  # fmt: skip
+                self.refuses(f"{name}: key_rope: expected Float, the dtype of key, got BFloat16",
+                             operator, *arguments, query_rope=q, key_rope=k.bfloat16())  # fmt: skip
 
     def test_a_key_that_a_query_does_not_see_is_named(self):
         """Of every operator that takes a selection and the lengths of the documents."""
