@@ -48,7 +48,7 @@ FourTensors dense_lightning_indexer_kl_loss_from_head_sum(
   return kl_results(layout,
                     dense_indexer_kl_gradients(
                         inputs_of(layout, query_index, key_index, weights),
-                        KeyRange(doc_start).of_queries(first_query, queries), sums_of_block,
+                        layout.keys_of_queries(doc_start, first_query, queries), sums_of_block,
                         {.kernel = Kernel::kFused,
                          .softmax = softmax_from(layout, softmax_max_index, softmax_sum_index)}));
 }

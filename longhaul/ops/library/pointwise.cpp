@@ -11,6 +11,11 @@ namespace {
 
 namespace cpu {
 
+void check_rows(const Tensor& x, const char* what) {
+  check_is_floating(x, what);
+  LONGHAUL_CHECK(x.dim() > 0, "{}: expected at least 1 dimension, got [{}]", what, shape_text(x));
+}
+
 // [..., 1] of the rows' statistics.
 Tensor by_row(const Tensor& rstd, const Tensor& x) {
   auto sizes = x.sizes().vec();
@@ -19,6 +24,7 @@ Tensor by_row(const Tensor& rstd, const Tensor& x) {
 }
 
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& input, const Tensor& gamma, double epsilon) {
+  check_rows(input, "rms_norm: input");
   check_shape(gamma, {input.size(-1)}, "rms_norm: gamma");
   const NormForward out = rms_norm_forward(input, {}, gamma, epsilon);
   return {out.y, by_row(out.rstd, input)};
@@ -27,6 +33,7 @@ std::tuple<Tensor, Tensor> rms_norm(const Tensor& input, const Tensor& gamma, do
 std::tuple<Tensor, Tensor> add_rms_norm_backward(const Tensor& dy, const Tensor& x,
                                                  const Tensor& gamma, const Tensor& rstd,
                                                  const MaybeTensor& d_x) {
+  check_rows(x, "gradient of rms_norm: x");
   check_shape(gamma, {x.size(-1)}, "gradient of rms_norm: gamma");
   check_shape(dy, x.sizes(), "gradient of rms_norm: dy");
   const int64_t rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
@@ -47,6 +54,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy, const Tensor& inp
 
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x1, const Tensor& x2,
                                                 const Tensor& gamma, double epsilon) {
+  check_rows(x1, "add_rms_norm: x1");
   check_shape(gamma, {x1.size(-1)}, "add_rms_norm: gamma");
   check_shape(x2, x1.sizes(), "add_rms_norm: x2");
   check_same_dtype(x2, x1, "add_rms_norm: x2", "x1");
@@ -143,8 +151,12 @@ std::tuple<Tensor, Tensor, Tensor> rotary_mul_backward(const Tensor& grad, const
 struct GatedRows {
   int64_t dim, rows, width;  // of a row
 
-  GatedRows(const Tensor& x, int64_t some_dim) : dim(at::maybe_wrap_dim(some_dim, x.dim())) {
-    LONGHAUL_CHECK(x.dim() > 0 && x.size(dim) % 2 == 0,
+  GatedRows(const Tensor& x, int64_t some_dim) {
+    check_rows(x, "swiglu: input");
+    LONGHAUL_CHECK(-x.dim() <= some_dim && some_dim < x.dim(),
+                   "swiglu: dim: expected {} to {}, got {}", -x.dim(), x.dim() - 1, some_dim);
+    dim = at::maybe_wrap_dim(some_dim, x.dim());
+    LONGHAUL_CHECK(x.size(dim) % 2 == 0,
                    "swiglu: input: expected an even size in dimension {}, got [{}]", some_dim,
                    shape_text(x));
     rows = c10::multiply_integers(x.sizes().slice(0, dim));

@@ -298,9 +298,16 @@ class Errors(TestCase):
 
     def test_what_does_not_fit_is_named(self):
         zeros = torch.zeros
-        self.refuses("layout 'SBH'", ops.lightning_indexer, zeros(2, 3, 4), zeros(2, 3, 1),
+        self.refuses("layout: expected 'BSND' or 'TND', got 'SBH'", ops.lightning_indexer, zeros(2, 3, 4), zeros(2, 3, 1),
                      zeros(2, 3), layout_query="SBH", layout_key="SBH")  # fmt: skip
-        self.refuses("rms_norm: gamma", ops.rms_norm, zeros(2, 8), zeros(9))
+        self.refuses("rms_norm: gamma: expected .8., got .9.", ops.rms_norm, zeros(2, 8), zeros(9))
+        self.refuses("rms_norm: input: expected at least 1 dimension, got ..", ops.rms_norm, zeros(()),
+                     zeros(1))  # fmt: skip
+        self.refuses("input: expected floating-point numbers, got Int", ops.rms_norm,
+                     zeros(2, 8).int(), zeros(8))  # fmt: skip
+        self.refuses("swiglu: input: expected floating-point numbers, got Int", ops.swiglu,
+                     zeros(2, 8).int())  # fmt: skip
+        self.refuses("swiglu: dim: expected -2 to 1, got 2", ops.swiglu, zeros(2, 8), 2)
         self.refuses("even size in dimension -1, got .2 x 7", ops.swiglu, zeros(2, 7))
         self.refuses("each of 0 to 3 once, got 1 twice", ops.moe_token_unpermute, zeros(4, 8),
                      torch.tensor([0, 1, 1, 3]))  # fmt: skip
@@ -313,16 +320,39 @@ class Errors(TestCase):
                      torch.zeros(8, device="meta"))  # fmt: skip
         self.refuses("rotary_mode: expected 'half' or 'interleave', got 'quarter'", ops.rotary_mul,
                      *(zeros(1, 2, 1, 4) for _ in range(3)), "quarter")  # fmt: skip
-        self.refuses("eps is", ops.moe_gating_top_k, zeros(2, 4), 1, eps=1e-3)
-        self.refuses("group_select_mode", ops.moe_gating_top_k, zeros(2, 4), 1, group_count=2)
-        self.refuses("num_out_tokens", ops.moe_token_permute, zeros(2, 4),
-                     torch.zeros(2, 1, dtype=torch.int32), 1)  # fmt: skip
-        self.refuses("probs", ops.moe_token_unpermute, zeros(4, 2),
-                     torch.arange(4, dtype=torch.int32), zeros(3, 1))  # fmt: skip
-        self.refuses("cross-entropy: hidden", ops.linear_cross_entropy, zeros(2, 4), zeros(5, 3),
+        logits, experts = zeros(2, 4), torch.zeros(2, 1, dtype=torch.int32)
+        gate = ops.moe_gating_top_k
+        self.refuses("eps: expected 1e-20, got 0.001", gate, logits, 1, eps=1e-3)
+        self.refuses("renorm: expected 0 or 1, got 2", gate, logits, 1, renorm=2)
+        self.refuses("norm_type: expected 0 .* or 1 .*, got 2", gate, logits, 1, norm_type=2)
+        self.refuses("group_select_mode: expected 1 .*, got 0", gate, logits, 1, group_count=2)
+        self.refuses("n_group groups: expected a multiple of 3, got 4", gate, logits, 1,
+                     group_count=3, group_select_mode=1)  # fmt: skip
+        self.refuses("input_ids is not supported: expected None, got .2 x 1.", gate, logits, 1,
+                     input_ids=experts)  # fmt: skip
+        self.refuses("num_out_tokens: expected 0 or 2 .*, got 1", ops.moe_token_permute, logits,
+                     experts, 1)  # fmt: skip
+        self.refuses("padded_mode is not supported: expected False, got True",
+                     ops.moe_token_permute, logits, experts, padded_mode=True)  # fmt: skip
+        rows = torch.arange(4, dtype=torch.int32)
+        self.refuses("restore_shape is not supported: expected None, got .2, 2.",
+                     ops.moe_token_unpermute, zeros(4, 2), rows, restore_shape=[2, 2])  # fmt: skip
+        self.refuses("probs: expected .T, k. with T k = 4, .*, got .3 x 1.",
+                     ops.moe_token_unpermute, zeros(4, 2), rows, zeros(3, 1))  # fmt: skip
+        self.refuses("cross-entropy: hidden: expected .2 x 3., got .2 x 4.",
+                     ops.linear_cross_entropy, zeros(2, 4), zeros(5, 3),
                      torch.zeros(2, dtype=torch.long))  # fmt: skip
-        self.refuses("cross-entropy: labels", ops.linear_cross_entropy, zeros(2, 3, 4), zeros(5, 4),
+        self.refuses("cross-entropy: labels: expected .2 x 3., got .3 x 2.",
+                     ops.linear_cross_entropy, zeros(2, 3, 4), zeros(5, 4),
                      torch.zeros(3, 2, dtype=torch.long))  # fmt: skip
+        for dtype in (torch.float32, torch.float64):
+            for call in (
+                lambda *x: ops.linear_cross_entropy(*x),
+                lambda *x: ops.linear_cross_entropy_and_grad(*x, [True, True]),
+            ):
+                self.refuses("linear_cross_entropy: .* expected -100 or 0 to 4 .*, got 7 in row 1",
+                             call, zeros(2, 3, dtype=dtype), zeros(5, 3, dtype=dtype),
+                             torch.tensor([0, 7]))  # fmt: skip
         self.refuses("exp_avgs", ops.adam_w, [zeros(2)], [zeros(2)], [], [zeros(2)], 1, lr=0.1)
         self.refuses("adam_w: step", ops.adam_w, *([zeros(2)] for _ in range(4)), 0, lr=0.1)
         self.refuses("on one device, got .2. on cpu", ops.adam_w, [zeros(2)],
@@ -394,21 +424,26 @@ class Errors(TestCase):
         def attend(value=None, **options):
             return ops.sparse_flash_attention(q, k, value, indices, 1.0, **options)
 
-        self.refuses("sparse_mode is 0", attend, sparse_mode=0)
-        self.refuses("pre_tokens", attend, pre_tokens=4)
-        self.refuses("block_table", attend, block_table=indices)
-        self.refuses("sinks", attend, sinks=q)
-        self.refuses("attention_mode 0 takes", attend, attention_mode=0)
-        self.refuses("attention_mode 0 takes", attend, torch.zeros_like(k), attention_mode=0)
-        self.refuses("attention_mode is 1, expected 0", attend, attention_mode=1)
-        self.refuses("value: attention_mode 2", attend, torch.zeros_like(k))
+        self.refuses("sparse_mode: expected 3 .causal., got 0", attend, sparse_mode=0)
+        self.refuses("pre_tokens .* expected 9223372036854775807 for both .*, got 4 and 92", attend,
+                     pre_tokens=4)  # fmt: skip
+        self.refuses("block_table is not supported: expected None, got .1 x 3 x 1 x 2.", attend,
+                     block_table=indices)  # fmt: skip
+        self.refuses("sinks is not supported: expected None, got .1 x 3 x 2 x 32.", attend, sinks=q)
+        of_each = "attention_mode 0: expected a key and a value of each of the query's 2 heads, got"
+        self.refuses(f"{of_each} .*, value .none.", attend, attention_mode=0)
+        self.refuses(f"{of_each} key .1 x 3 x 1 x 32., value .1 x 3 x 1 x 32.", attend,
+                     torch.zeros_like(k), attention_mode=0)  # fmt: skip
+        self.refuses("attention_mode: expected 0 .* or 2 .*, got 1", attend, attention_mode=1)
+        self.refuses("value: expected None or the key itself .*, got another tensor .1 x 3 x 1 x",
+                     attend, torch.zeros_like(k))  # fmt: skip
         self.refuses("key_rope: expected .1 x 3 x 1 x any., got .1 x 3 x 2 x 32.", attend,
                      query_rope=q, key_rope=q)  # fmt: skip
-        self.refuses("sparse_block_size is 2", attend, sparse_block_size=2)
+        self.refuses("sparse_block_size: expected 1, got 2", attend, sparse_block_size=2)
         both = "query_rope and key_rope: expected both or neither, got"
         self.refuses(f"{both} query_rope alone", attend, query_rope=q)
         self.refuses(f"{both} key_rope alone", attend, key_rope=k)
-        self.refuses("'BSND' and 'TND' differ", attend, layout_kv="TND")
+        self.refuses("layouts .* expected the same, got 'BSND' and 'TND'", attend, layout_kv="TND")
         self.refuses("sparse_indices", ops.sparse_flash_attention, q, k, None, indices[0], 1.0)
         weights = torch.zeros(1, 3, 2)
         self.refuses("expected one head", ops.lightning_indexer, q, q, weights)
@@ -419,14 +454,24 @@ class Errors(TestCase):
             self.refuses(rf"actual_seq_lengths\[0\] is {length}, expected 0 to 3",
                          ops.lightning_indexer, q, k, weights,
                          actual_seq_lengths_key=torch.tensor([length]))  # fmt: skip
-        self.refuses("actual_seq_lengths_query and actual_seq_lengths_key differ",
+        self.refuses(r"lengths_query and actual_seq_lengths_key: expected .*, got \[2\] and \[3\]",
                      ops.lightning_indexer, q, k, weights,
                      actual_seq_lengths_query=torch.tensor([2]),
                      actual_seq_lengths_key=torch.tensor([3]))  # fmt: skip
-        self.refuses("actual_seq_qlen and actual_seq_klen differ",
+        self.refuses(r"actual_seq_qlen and actual_seq_klen: expected .*, got \[2\] and \[3, 3\]",
                      ops.dense_lightning_indexer_softmax_lse, q, k, weights,
-                     actual_seq_qlen=[2], actual_seq_klen=[3])  # fmt: skip
+                     actual_seq_qlen=[2], actual_seq_klen=[3, 3])  # fmt: skip
+        many = list(range(9))
+        self.refuses(r"got \[0, 1, 2, 3, 4, 5, 6, 7, ... \(9\)\] and \[3\]",
+                     ops.dense_lightning_indexer_softmax_lse, q, k, weights,
+                     actual_seq_qlen=many, actual_seq_klen=[3])  # fmt: skip
         statistics = torch.zeros(1, 1, 3, 2)
+        for first in (-1, 2):
+            self.refuses(rf"first_query: expected 0 to 1 \(2 of 3 positions\), got {first}",
+                         ops.dense_attention_head_sum, q[:, :2], k, statistics[:, :, :2],
+                         statistics[:, :, :2], 1.0, first_query=first)  # fmt: skip
+        self.refuses("query: expected at most 2 positions, the keys, got 3",
+                     ops.dense_attention_head_sum, q, k[:, :2], statistics, statistics, 1.0)  # fmt: skip
         self.refuses("softmax_max", ops.sparse_attention_head_sum, q, k, indices,
                      statistics[..., :1], statistics, 1.0)  # fmt: skip
 
@@ -471,7 +516,7 @@ class Errors(TestCase):
                         self.refuses(text, call)
         no_lengths = self.takes_a_selection("TND", None, 0, 0)
         for call in no_lengths:
-            self.refuses("TND needs actual_seq_lengths", call)
+            self.refuses("actual_seq_lengths: expected the ends .* for TND, got None", call)
 
     def takes_a_selection(self, layout, ends, query, key):
         """Calls with one index in an otherwise empty selection."""
