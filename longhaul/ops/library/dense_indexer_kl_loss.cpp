@@ -72,7 +72,7 @@ FourTensors dense_lightning_indexer_grad_kl_loss(
   check_shape(layout.in(query_index),
               {layout.in(query).size(0), layout.in(query).size(1), kAnySize, kAnySize},
               "dense_lightning_indexer_grad_kl_loss: query_index");
-  const bool fused = why_no_fused_attention(attention.query_BSHD).empty();
+  const bool fused = takes_kernel(op, why_no_fused_attention(attention.query_BSHD));
   const HeadSums sums(attention, doc_start, fused ? Kernel::kFused : Kernel::kReference);
   return kl_results(layout,
                     dense_indexer_kl_gradients(

@@ -75,7 +75,7 @@ Tensor moe_token_permute_grad(const Tensor& tokens, const Tensor& grad_permuted_
   check_shape(sorted_indices, {indices.numel()}, "moe_token_permute_grad: sorted_indices");
   check_shape(grad_permuted_tokens, {indices.numel(), tokens.size(1)},
               "moe_token_permute_grad: grad_permuted_tokens");
-  const bool fused = why_no_cpu_kernel(tokens).empty();
+  const bool fused = takes_kernel("moe_token_permute_grad", why_no_cpu_kernel(tokens));
   const TokenOrder order = order_from(sorted_indices, by_token(indices).size(1), !fused);
   const Tensor d_permuted = grad_permuted_tokens.to(tokens.scalar_type());
   if (fused) return ops::moe_token_permute_grad(d_permuted, order.inverse);
@@ -120,7 +120,7 @@ std::tuple<Tensor, Tensor> moe_token_unpermute_grad(const Tensor& permuted_token
   const Tensor weights = probs_or_ones(probs, permuted_tokens, sorted_indices);
   check_shape(grad_unpermuted_tokens, {weights.size(0), permuted_tokens.size(1)},
               "moe_token_unpermute_grad: grad_unpermuted_tokens");
-  const bool fused = why_no_cpu_kernel(permuted_tokens).empty();
+  const bool fused = takes_kernel("moe_token_unpermute_grad", why_no_cpu_kernel(permuted_tokens));
   const TokenOrder order = order_from(sorted_indices, weights.size(1), !fused);
   const Tensor d_tokens = grad_unpermuted_tokens.to(permuted_tokens.scalar_type());
   Tensor d_permuted, d_probs;

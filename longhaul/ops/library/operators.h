@@ -85,6 +85,13 @@ inline void check_absent(const char* op, const char* argument, const MaybeTensor
                  shape_text(*value));
 }
 
+// Whether nothing speaks against the kernel of `op`; else `reason` is reported and the reference
+// computes.
+inline bool takes_kernel(const char* op, const std::string& reason) {
+  if (!reason.empty()) report_fallback(op, reason);
+  return reason.empty();
+}
+
 // The gradients of f(inputs) by automatic differentiation, for kernels, which run below autograd:
 // in dtypes that no fused kernel covers the reference defines the gradient.
 std::vector<Tensor> reference_gradients(const std::function<Tensor(const std::vector<Tensor>&)>& f,

@@ -177,7 +177,7 @@ struct GatedRows {
 Tensor swiglu(const Tensor& input, int64_t dim) {
   const GatedRows halves(input, dim);
   const Tensor gate = halves.gate(input), up = halves.up(input);
-  const bool fused = why_no_cpu_kernel(input).empty();
+  const bool fused = takes_kernel("swiglu", why_no_cpu_kernel(input));
   return (fused ? swiglu_rows(gate, up) : swiglu_reference(gate, up))
       .view(halves.result_sizes(input));
 }
@@ -188,7 +188,7 @@ Tensor swiglu_backward(const Tensor& grad_output, const Tensor& input, int64_t d
   const Tensor dy = as_rows(grad_output.to(input.scalar_type()), {halves.rows, halves.width / 2});
   const Tensor d_input = at::empty(input.sizes(), input.options());
   const Tensor d_gate = halves.gate(d_input), d_up = halves.up(d_input);
-  if (why_no_cpu_kernel(input).empty()) {
+  if (takes_kernel("swiglu_backward", why_no_cpu_kernel(input))) {
     swiglu_rows_grad(dy, halves.gate(input), halves.up(input), d_gate, d_up);
   } else {
     const auto gradients = reference_gradients(

@@ -85,7 +85,9 @@ ThreeTensors sparse_flash_attention(const Tensor& query, const Tensor& key,
 
 AttentionGradients gradients(const AttentionState& attention, const Tensor& indices_BSK,
                              const Tensor& out, const Tensor& d_out) {
-  if (why_no_fused_sparse_attention(attention.query_BSHD, attention.key, attention.value).empty()) {
+  if (takes_kernel(
+          "sparse_flash_attention_grad",
+          why_no_fused_sparse_attention(attention.query_BSHD, attention.key, attention.value))) {
     return ops::sparse_flash_attention_grad(attention, indices_BSK, out, d_out);
   }
   check_attention_grad(attention, out, d_out);

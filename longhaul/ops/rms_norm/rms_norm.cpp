@@ -60,7 +60,10 @@ NormForward rms_norm_forward(const Tensor& x, const Tensor& residual, const Tens
                              double eps) {
   check_rows(x);
   LONGHAUL_CHECK(x.size(-1) > 0, "rms_norm: x [{}]: expected at least one feature", shape_text(x));
-  if (!why_no_cpu_kernel(x).empty()) return rms_norm_forward_reference(x, residual, weight_D, eps);
+  if (const std::string reason = why_no_cpu_kernel(x); !reason.empty()) {
+    report_fallback(residual.defined() ? "rms_norm_add" : "rms_norm", reason);
+    return rms_norm_forward_reference(x, residual, weight_D, eps);
+  }
   const int64_t D = x.size(-1), rows = x.numel() / D;
   const bool add = residual.defined();
   NormForward out = {at::empty(x.sizes(), x.options()),
@@ -87,7 +90,10 @@ NormForward rms_norm_forward(const Tensor& x, const Tensor& residual, const Tens
 
 NormGradients rms_norm_grad(const Tensor& dy, const Tensor& x, const Tensor& weight_D,
                             const Tensor& rstd, const Tensor& d_sum) {
-  if (!why_no_cpu_kernel(x).empty()) return rms_norm_grad_reference(dy, x, weight_D, rstd, d_sum);
+  if (const std::string reason = why_no_cpu_kernel(x); !reason.empty()) {
+    report_fallback("rms_norm_grad", reason);
+    return rms_norm_grad_reference(dy, x, weight_D, rstd, d_sum);
+  }
   const int64_t D = x.size(-1), rows = rstd.numel();
   const Tensor d_x = at::empty(x.sizes(), x.options());
   const Tensor d_weight = at::empty({D}, rstd.options());

@@ -1,6 +1,8 @@
 """The registration of the operators (schema, autograd, fake tensors, tracing), a compiled training
 step, errors, and the example of docs/operators.md."""
 
+import os
+import tempfile
 from pathlib import Path
 
 import definitions as plain
@@ -613,6 +615,63 @@ class Errors(TestCase):
                 d = d.bfloat16()
                 found, expected = gradient(d), gradient(d.float())
                 torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+class Fallbacks(TestCase):
+    def warnings_of(self, call):
+        """What the library writes to the process's streams while it computes."""
+        with tempfile.TemporaryFile() as written:
+            kept = [(fd, os.dup(fd)) for fd in (1, 2)]
+            for fd, _ in kept:
+                os.dup2(written.fileno(), fd)
+            try:
+                call()
+            finally:
+                for fd, copy in kept:
+                    os.dup2(copy, fd)
+                    os.close(copy)
+            written.seek(0)
+            return written.read().decode()
+
+    def test_fp16_says_that_the_definition_computes(self):
+        """Of the operators that are called below autograd, gradients among them; once each."""
+
+        def half(*shape):
+            return constant(*shape).half()
+
+        x, weight, tokens, permuted = half(6, 64), half(64), half(6, 32), half(12, 32)
+        rstd = torch.ones(6, 1)
+        chosen = torch.tensor([[0, 1]] * 6)
+        _, rows = ops.moe_token_permute(tokens.float(), chosen)
+        q, k, saved = half(1, 6, 2, 32), half(1, 6, 1, 32), torch.ones(1, 1, 6, 2)
+        indices = torch.tensor([0, -1], dtype=torch.int32).expand(1, 6, 1, 2)
+        d = half(12, 64), permuted, half(2, 64, 32), torch.tensor([5, 7])
+        for name, call in (
+            ("swiglu", lambda: ops.swiglu(x)),
+            ("swiglu_backward", lambda: ops.swiglu_backward(tokens, x)),
+            ("rms_norm", lambda: ops.rms_norm(x, weight)),
+            ("rms_norm_add", lambda: ops.add_rms_norm(x, x, weight)),
+            ("rms_norm_grad", lambda: ops.rms_norm_backward(x, x, weight, rstd)),
+            ("moe_gating_top_k_backward",
+             lambda: ops.moe_gating_top_k_backward(x, half(6, 2), chosen)),
+            ("moe_token_permute_grad",
+             lambda: ops.moe_token_permute_grad(tokens, permuted, chosen, rows)),
+            ("moe_token_unpermute_grad",
+             lambda: ops.moe_token_unpermute_grad(permuted, tokens, rows, half(6, 2))),
+            ("grouped_matmul_grad", lambda: ops.grouped_matmul_grad(*d, [True, True])),
+            ("linear_cross_entropy", lambda: ops.linear_cross_entropy_and_grad(
+                tokens, half(5, 32), torch.zeros(6, dtype=torch.long), [True, True])),
+            ("flash_attention_grad",
+             lambda: ops.flash_attention_grad(q, k, None, q, q, saved, saved, SCALE)),
+            ("sparse_flash_attention_grad", lambda: ops.sparse_flash_attention_grad(
+                q, k, None, indices, q, q, saved, saved, SCALE, 1)),
+            ("dense_attention_head_sum",
+             lambda: ops.dense_attention_head_sum(q, k, saved, saved, SCALE)),
+        ):  # fmt: skip
+            with self.subTest(name):
+                said = f"{name}: the fused kernel is not used: it computes in Float and BFloat16"
+                self.assertIn(f"{said}, not in Half", self.warnings_of(call))
+                self.assertEqual(self.warnings_of(call), "")
 
 
 class Others(TestCase):
