@@ -300,11 +300,11 @@ class Errors(TestCase):
 
     def test_what_does_not_fit_is_named(self):
         zeros = torch.zeros
-        self.refuses("layout: expected 'BSND' or 'TND', got 'SBH'", ops.lightning_indexer, zeros(2, 3, 4), zeros(2, 3, 1),
-                     zeros(2, 3), layout_query="SBH", layout_key="SBH")  # fmt: skip
+        self.refuses("layout: expected 'BSND' or 'TND', got 'SBH'", ops.lightning_indexer,
+                     zeros(2, 3, 4), zeros(2, 3, 1), zeros(2, 3), layout_query="SBH", layout_key="SBH")  # fmt: skip
         self.refuses("rms_norm: gamma: expected .8., got .9.", ops.rms_norm, zeros(2, 8), zeros(9))
-        self.refuses("rms_norm: input: expected at least 1 dimension, got ..", ops.rms_norm, zeros(()),
-                     zeros(1))  # fmt: skip
+        self.refuses("rms_norm: input: expected at least 1 dimension, got ..", ops.rms_norm,
+                     zeros(()), zeros(1))  # fmt: skip
         self.refuses("input: expected floating-point numbers, got Int", ops.rms_norm,
                      zeros(2, 8).int(), zeros(8))  # fmt: skip
         self.refuses("swiglu: input: expected floating-point numbers, got Int", ops.swiglu,
@@ -473,7 +473,8 @@ class Errors(TestCase):
                          ops.dense_attention_head_sum, q[:, :2], k, statistics[:, :, :2],
                          statistics[:, :, :2], 1.0, first_query=first)  # fmt: skip
         self.refuses("query: expected at most 2 positions, the keys, got 3",
-                     ops.dense_attention_head_sum, q, k[:, :2], statistics, statistics, 1.0)  # fmt: skip
+                     ops.dense_attention_head_sum, q, k[:, :2], statistics, statistics,
+                     1.0)  # fmt: skip
         self.refuses("softmax_max", ops.sparse_attention_head_sum, q, k, indices,
                      statistics[..., :1], statistics, 1.0)  # fmt: skip
 
