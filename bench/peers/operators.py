@@ -68,12 +68,13 @@ def moving_operators(ops, dtype, label):
     pair = random(2, ROWS, WIDTH)
     moving(f"swiglu.{label}", lambda x: ops.swiglu(x, 0), [pair], 3 * one, 5 * one)
     angle = torch.rand(1, ROWS, 1, 64)
-    cos, sin = torch.cat([angle.cos()] * 2, -1), torch.cat([angle.sin()] * 2, -1)
+    of_pairs = {"half": torch.cat([angle] * 2, -1), "interleave": angle.repeat_interleave(2, -1)}
     turned = random(1, ROWS, WIDTH // 128, 128)
-    for mode in ("half", "interleave"):
+    for mode, angles in of_pairs.items():
+        cos, sin = angles.cos(), angles.sin()
         moving(
             f"rope_{mode}.{label}",
-            lambda x, mode=mode: ops.rotary_mul(x, cos, sin, mode),
+            lambda x, cos=cos, sin=sin, mode=mode: ops.rotary_mul(x, cos, sin, mode),
             [turned], 2 * one, 2 * one,
         )
     tokens = random(ROWS // CHOICES, WIDTH)
@@ -86,10 +87,11 @@ def moving_operators(ops, dtype, label):
     )
     permuted, rows = ops.moe_token_permute(tokens, experts)
     probs = torch.rand(ROWS // CHOICES, CHOICES)
+    # Backward: the gradient of a probability is a product with the row that it has weighted.
     moving(
         f"unpermute.{label}",
-        lambda x: ops.moe_token_unpermute(x, rows, probs),
-        [permuted], one + small, 2 * one + small,
+        lambda x, p: ops.moe_token_unpermute(x, rows, p),
+        [permuted, probs], one + small, 2 * one + small,
     )
 
 
@@ -110,13 +112,30 @@ def limit(product_seconds, peak, *moved):
     return max(product_seconds, sum(x.nbytes for x in moved) / peak)
 
 
+def by_onednn(x, weight):
+    """x @ weight.T by oneDNN, in fp32 too, where PyTorch's own product is MKL's."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+
+
+def seconds_of_product(x, weight):
+    """Of x @ weight.T, by the faster library."""
+    times = {"PyTorch": seconds(lambda: x @ weight.T)}
+    if x.dtype == torch.float32:
+        times = {"MKL": times["PyTorch"], "oneDNN": seconds(lambda: by_onednn(x, weight))}
+    library = min(times, key=times.get)
+    sizes = " x ".join(str(n) for n in (x.shape[0], *weight.shape[::-1]))
+    others = ", ".join(f"{name} {1e3 * t:.3g} ms" for name, t in times.items())
+    print(f"one product {sizes} in {x.dtype}: {library} ({others})", file=sys.stderr)
+    return times[library]
+
+
 def seconds_of_one_product(x, weight, dy):
     """One matrix for all rows, forward and backward. In bf16 only where oneDNN has kernels for it:
     elsewhere PyTorch's bf16 product takes up to fifty times as long as the one in fp32."""
     if x.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         x, weight, dy = x.float(), weight.float(), dy.float()
-    forward = seconds(lambda: x @ weight.T)
-    return forward, seconds(lambda: dy @ weight) + seconds(lambda: dy.T @ x)
+    backward = seconds_of_product(dy, weight.T) + seconds_of_product(dy.T, x.T)
+    return seconds_of_product(x, weight), backward
 
 
 def grouped_products(ops, dtype, label):

@@ -38,7 +38,8 @@ size_t longhaul_lightning_indexer_workspace(const longhaul_lightning_indexer_arg
 const char* longhaul_lightning_indexer(const longhaul_lightning_indexer_args* args,
                                        void* workspace);
 
-/* The gradient of the scores at selected keys. D is a multiple of 32. */
+/* The gradient of the scores at selected keys. D is a multiple of 32. Where a key stands twice in a
+ * row d_key lacks a share of its gradient. */
 typedef struct longhaul_lightning_indexer_grad_args {
   longhaul_dtype dtype; /* of query, key and their gradients */
   int64_t B, S, L, H, D, K;
@@ -57,8 +58,9 @@ const char* longhaul_lightning_indexer_grad(const longhaul_lightning_indexer_gra
                                             void* workspace);
 
 /* Attention of all heads over one row of keys each (absorbed MLA); the values are the first V
- * columns of the keys. D and V are multiples of 32. The indices of a row are distinct; -1 anywhere
- * means no key. Ascending ones are fastest. */
+ * columns of the keys. D and V are multiples of 32. The indices of a row are distinct: a key
+ * that stands twice counts twice, but d_key lacks a share of its gradient. -1 anywhere means no
+ * key. Ascending ones are fastest. */
 typedef struct longhaul_sparse_attention_args {
   longhaul_dtype dtype; /* of query, key and out */
   int64_t B, S, L, H, D, V, K;
@@ -115,7 +117,8 @@ size_t longhaul_sparse_attention_expanded_workspace(
 const char* longhaul_sparse_attention_expanded(const longhaul_sparse_attention_expanded_args* args,
                                                void* workspace);
 
-/* head_sum alone, as longhaul_sparse_attention_head_sum; value and out are unused. */
+/* head_sum alone, as longhaul_sparse_attention_head_sum; value and out are not read. V and
+ * value_stride are checked as there. */
 size_t longhaul_sparse_attention_expanded_head_sum_workspace(
     const longhaul_sparse_attention_expanded_args* args);
 const char* longhaul_sparse_attention_expanded_head_sum(
@@ -168,7 +171,8 @@ const char* longhaul_flash_attention_grad(const longhaul_flash_attention_grad_ar
 
 /* KL of the normalised head sum to the softmax of the index scores, and its gradients. D is a
  * multiple of 32. A query's loss is 0 where its head sum is 0. Of scores and head_sum nothing is
- * read where the index is -1. */
+ * read where the index is -1. A key that stands twice in a row counts twice, but d_key lacks a
+ * share of its gradient. */
 typedef struct longhaul_indexer_kl_loss_args {
   longhaul_dtype dtype; /* of query, key and their gradients */
   int64_t B, S, L, H, D, K;
@@ -400,18 +404,21 @@ const char* longhaul_cross_entropy(const longhaul_cross_entropy_args* args);
 typedef struct longhaul_adam_w_parameter {
   longhaul_dtype dtype; /* of all four arrays; parameters may differ in it */
   int64_t n;
-  int64_t step; /* from 1 */
-  double weight_decay;
-  void* param;      /* [n] */
-  const void* grad; /* [n] */
-  void* exp_avg;    /* [n] */
-  void* exp_avg_sq; /* [n] */
+  int64_t step;        /* from 1 */
+  double weight_decay; /* at least 0 */
+  void* param;         /* [n] */
+  const void* grad;    /* [n] */
+  void* exp_avg;       /* [n] */
+  void* exp_avg_sq;    /* [n] */
 } longhaul_adam_w_parameter;
 
 typedef struct longhaul_adam_w_args {
   int64_t count;
   const longhaul_adam_w_parameter* parameters; /* [count] */
-  double lr, beta1, beta2, eps, grad_scale;
+  double lr;                                   /* at least 0 */
+  double beta1, beta2;                         /* 0 to below 1 */
+  double eps;                                  /* at least 0 */
+  double grad_scale;
 } longhaul_adam_w_args;
 
 const char* longhaul_adam_w(const longhaul_adam_w_args* args);

@@ -18,7 +18,7 @@ void throw_narrow_failed(const std::string& value, const char* type) {
 }  // namespace detail
 
 long div_exact(long a, long b, const char* what) {
-  LONGHAUL_CHECK(b > 0 && a % b == 0, "{}: {} is not a multiple of {}", what, a, b);
+  LONGHAUL_CHECK(b > 0 && a % b == 0, "{}: expected a multiple of {}, got {}", what, b, a);
   return a / b;
 }
 

@@ -36,7 +36,8 @@ Tensor KeyRange::last() const {
 
 KeyRange KeyRange::of_queries(int64_t first, int64_t count) const {
   LONGHAUL_CHECK(first >= 0 && count >= 0 && first + count <= first_BS.size(1),
-                 "queries {} to {} of {}", first, first + count, first_BS.size(1));
+                 "key range: queries: expected some of 0 to {}, got {} to {}", first_BS.size(1) - 1,
+                 first, first + count - 1);
   return {first_BS.narrow(1, first, count), last().narrow(1, first, count)};
 }
 
@@ -78,7 +79,8 @@ int64_t keys_up_to_last(const Tensor& mask_BQS) {
 std::string shape_text(const Tensor& x) { return fmt::format("{}", fmt::join(x.sizes(), " x ")); }
 
 void check_dims(const Tensor& x, int64_t dims, const char* what) {
-  LONGHAUL_CHECK(x.dim() == dims, "{}: expected {} dimensions, got [{}]", what, dims, shape_text(x));
+  LONGHAUL_CHECK(x.dim() == dims, "{}: expected {} dimensions, got [{}]", what, dims,
+                 shape_text(x));
 }
 
 void check_shape(const Tensor& x, at::IntArrayRef expected, const char* what) {

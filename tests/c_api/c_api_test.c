@@ -23,6 +23,12 @@ static void expect_near(double actual, double expected, const char* what) {
   ++failures;
 }
 
+static void expect_text(const char* error, const char* expected) {
+  if (error && strcmp(error, expected) == 0) return;
+  fprintf(stderr, "expected \"%s\", got \"%s\"\n", expected, error ? error : "");
+  ++failures;
+}
+
 static void norm_of_a_row(void) {
   const float x[4] = {1, -2, 3, -4}, weight[4] = {1, 1, 2, 0.5F};
   float y[4], rstd;
@@ -134,14 +140,58 @@ static void step_in_bf16(void) {
   expect(!error, "longhaul_adam_w", error);
   expect(param == 0x3f00, "a parameter in bf16 is not 0.5", NULL);
   expect(exp_avg == 0x3f00 && exp_avg_sq == 0x3f00, "moments in bf16 are not 0.5", NULL);
-  a.beta2 = 1;
-  error = longhaul_adam_w(&a);
-  const char* expected = "beta2: expected 0 to below 1, got 1";
-  expect(error && strcmp(error, expected) == 0, "moments that never decay", error);
-  p.dtype = (longhaul_dtype)2;
-  error = longhaul_adam_w(&a);
-  expected = "dtype: expected LONGHAUL_FLOAT32 (0) or LONGHAUL_BFLOAT16 (1), got 2";
-  expect(error && strcmp(error, expected) == 0, "a parameter of a third dtype", error);
+}
+
+/* Of two parameters without elements, the second with a wrong number each time. */
+static void refused_steps(void) {
+  longhaul_adam_w_parameter p[2];
+  memset(p, 0, sizeof p);
+  p[0].step = p[1].step = 1;
+  longhaul_adam_w_args a;
+  memset(&a, 0, sizeof a);
+  a.count = 2;
+  a.parameters = p;
+  a.beta1 = a.beta2 = 0.5;
+  const struct {
+    double *number, wrong;
+    const char* expected;
+  } numbers[] = {
+      {&a.lr, -0.5, "lr: expected at least 0, got -0.5"},
+      {&a.lr, NAN, "lr: expected at least 0, got nan"},
+      {&a.eps, -1e-8, "eps: expected at least 0, got -1e-08"},
+      {&a.eps, NAN, "eps: expected at least 0, got nan"},
+      {&a.beta1, 1, "beta1: expected 0 to below 1, got 1"},
+      {&a.beta1, -0.5, "beta1: expected 0 to below 1, got -0.5"},
+      {&a.beta1, NAN, "beta1: expected 0 to below 1, got nan"},
+      {&a.beta2, 1, "beta2: expected 0 to below 1, got 1"},
+      {&a.beta2, -0.5, "beta2: expected 0 to below 1, got -0.5"},
+      {&a.beta2, NAN, "beta2: expected 0 to below 1, got nan"},
+      {&p[1].weight_decay, -0.1, "parameters[1].weight_decay: expected at least 0, got -0.1"},
+      {&p[1].weight_decay, NAN, "parameters[1].weight_decay: expected at least 0, got nan"},
+  };
+  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) {
+    const double right = *numbers[i].number;
+    *numbers[i].number = numbers[i].wrong;
+    expect_text(longhaul_adam_w(&a), numbers[i].expected);
+    *numbers[i].number = right;
+  }
+  const struct {
+    int64_t *number, wrong;
+    const char* expected;
+  } counts[] = {
+      {&p[1].n, -1, "parameters[1].n: expected at least 0, got -1"},
+      {&p[1].step, 0, "parameters[1].step: expected at least 1, got 0"},
+  };
+  for (size_t i = 0; i < sizeof counts / sizeof counts[0]; ++i) {
+    const int64_t right = *counts[i].number;
+    *counts[i].number = counts[i].wrong;
+    expect_text(longhaul_adam_w(&a), counts[i].expected);
+    *counts[i].number = right;
+  }
+  expect(!longhaul_adam_w(&a), "parameters without elements", longhaul_adam_w(&a));
+  p[1].dtype = (longhaul_dtype)2;
+  expect_text(longhaul_adam_w(&a),
+              "parameters[1].dtype: expected LONGHAUL_FLOAT32 (0) or LONGHAUL_BFLOAT16 (1), got 2");
 }
 
 static void errors_say_what_was_expected(void) {
@@ -182,6 +232,7 @@ int main(int argc, char** argv) {
     attention_over_chosen_keys();
     loss_of_a_row();
     step_in_bf16();
+    refused_steps();
     errors_say_what_was_expected();
   }
   return failures == 0 ? 0 : 1;

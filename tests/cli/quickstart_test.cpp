@@ -1,6 +1,6 @@
-// What docs/start.md says of configs/quickstart.toml: with and without converters the losses agree to
-// 1e-4 in fp32 (and the same keys are chosen: tests/train/quickstart_test.cpp). The job file as it
-// stands, on a small corpus and on shorter rows.
+// What docs/start.md says of configs/quickstart.toml: with and without converters the losses agree
+// to 1e-4 in fp32 (and the same keys are chosen: tests/train/quickstart_test.cpp). The job file as
+// it stands, on a small corpus and on shorter rows.
 #include "tests/cli/small_job.h"
 #include "tests/support/source_folder.h"
 

@@ -22,7 +22,7 @@ constexpr double kKlTolerance = 3e-6;  // relative
 // The files have heads before positions.
 at::Tensor swap_heads(const at::Tensor& x) { return x.transpose(1, 2).contiguous(); }
 
-class DsaVectors : public ::testing::TestWithParam<std::tuple<int, at::ScalarType>> {
+class DsaVectors : public ::testing::TestWithParam<std::tuple<int, at::ScalarType, ops::Kernel>> {
  protected:
   DsaVectors() : file_(load_golden("dsa_unit_" + std::to_string(number()) + ".safetensors")) {
     for (const auto* name : {"q", "k", "v"}) leaves_[name] = swap_heads(file_.at(name));
@@ -30,12 +30,14 @@ class DsaVectors : public ::testing::TestWithParam<std::tuple<int, at::ScalarTyp
     for (auto& [name, leaf] : leaves_) leaf = leaf.to(dtype()).set_requires_grad(true);
     options_ = {.scale = file_.at("scale").item<double>(),
                 .return_head_sum = true,
-                .return_statistics = true};
+                .return_statistics = true,
+                .kernel = kernel()};
     starts_ = at::zeros({leaves_["q"].size(0), leaves_["q"].size(1)}, at::kLong);
   }
 
   int number() const { return std::get<0>(GetParam()); }
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
+  ops::Kernel kernel() const { return std::get<2>(GetParam()); }
 
   ops::IndexerInputs indexer() {
     return {leaves_["index_q"], leaves_["index_k"], leaves_["index_w"]};
@@ -90,7 +92,12 @@ TEST_P(DsaVectors, ScoresAndSelection) {
   const auto scores = ops::indexer_scores(in.query_BSHD, in.key_BSD, in.weights_BSH) * causal;
   EXPECT_LT(relative_to_max(scores, file_.at("index_scores") * causal), kTolerance);
   const auto selection = ops::lightning_indexer(in.query_BSHD, in.key_BSD, in.weights_BSH, starts_,
-                                                file_.at("topk").item<int64_t>());
+                                                file_.at("topk").item<int64_t>(), kernel());
+  const auto chosen = selection.indices_BSK.to(at::kLong);
+  const auto expected = file_.at("index_scores").gather(-1, chosen.clamp_min(0));
+  EXPECT_LT(relative_to_max(selection.scores_BSK.masked_fill(chosen < 0, 0),
+                            expected.masked_fill(chosen < 0, 0)),
+            kTolerance);
   const int64_t S = starts_.size(1);
   EXPECT_TRUE(at::equal(ops::indices_to_mask(selection.indices_BSK, S),
                         ops::indices_to_mask(file_.at("sparse.topk_indices"), S)));
@@ -101,7 +108,8 @@ TEST_P(DsaVectors, Sparse) {
   const auto indices = file_.at("sparse.topk_indices");
   const auto result =
       ops::sparse_flash_attention(leaves_["q"], leaves_["k"], leaves_["v"], indices, options_);
-  compare("sparse", result, ops::sparse_indexer_kl_loss(indexer(), indices, result.head_sum));
+  compare("sparse", result,
+          ops::sparse_indexer_kl_loss(indexer(), indices, result.head_sum, kernel()));
 }
 
 TEST_P(DsaVectors, Dense) {
@@ -119,27 +127,28 @@ TEST_P(DsaVectors, DenseWithTheReferencesEpsilon) {
 
 // As the model does it: the loss makes the head sum itself, block by block.
 TEST_P(DsaVectors, DenseInBlocks) {
-  for (const auto kernel : {ops::Kernel::kReference, ops::Kernel::kFused}) {
-    if (kernel == ops::Kernel::kFused && dtype() == at::kDouble) continue;  // there is none
-    for (auto& [name, leaf] : leaves_) leaf.mutable_grad() = at::Tensor();
-    options_.kernel = kernel;
-    options_.return_head_sum = false;
-    const auto result =
-        ops::flash_attention(leaves_["q"], leaves_["k"], leaves_["v"], starts_, options_);
-    const auto loss = ops::dense_indexer_kl_loss(indexer(),
-                                                 {.query_BSHD = leaves_["q"],
-                                                  .key = leaves_["k"],
-                                                  .softmax_max = result.softmax_max,
-                                                  .softmax_sum = result.softmax_sum,
-                                                  .scale = options_.scale},
-                                                 starts_, {.kernel = kernel});
-    compare("dense", result, loss, kDenseIndexerTolerance);
-  }
+  options_.return_head_sum = false;
+  const auto result =
+      ops::flash_attention(leaves_["q"], leaves_["k"], leaves_["v"], starts_, options_);
+  const auto loss = ops::dense_indexer_kl_loss(indexer(),
+                                               {.query_BSHD = leaves_["q"],
+                                                .key = leaves_["k"],
+                                                .softmax_max = result.softmax_max,
+                                                .softmax_sum = result.softmax_sum,
+                                                .scale = options_.scale},
+                                               starts_, {.kernel = kernel()});
+  compare("dense", result, loss, kDenseIndexerTolerance);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, DsaVectors,
                          ::testing::Combine(::testing::Values(0, 1, 2),
-                                            ::testing::Values(at::kFloat, at::kDouble)));
+                                            ::testing::Values(at::kFloat, at::kDouble),
+                                            ::testing::Values(ops::Kernel::kReference)));
+
+INSTANTIATE_TEST_SUITE_P(Fused, DsaVectors,
+                         ::testing::Combine(::testing::Values(0, 1, 2),
+                                            ::testing::Values(at::kFloat),
+                                            ::testing::Values(ops::Kernel::kFused)));
 
 }  // namespace
 }  // namespace longhaul::testing

@@ -176,9 +176,10 @@ TEST_P(FusedGating, BadInput) {
   EXPECT_THAT(call({.k = 1, .n_group = 2, .topk_group = 3}, 6),
               HasSubstr("topk_group: expected 1 to 2 groups, got 3"));
   EXPECT_THAT(call({.k = 1, .n_group = 4, .topk_group = 1}, 6),
-              HasSubstr("experts in n_group groups"));
+              HasSubstr("experts in n_group groups: expected a multiple of 4, got 6"));
   EXPECT_THAT(call({.k = 1}, 5), HasSubstr("router bias: expected [6], got [5]"));
-  EXPECT_THAT(call({.k = 1}, 6, at::zeros({4, 2}, at::kLong)), HasSubstr("chosen experts"));
+  EXPECT_THAT(call({.k = 1}, 6, at::zeros({4, 2}, at::kLong)),
+              HasSubstr("chosen experts: expected [4 x 1], got [4 x 2]"));
   EXPECT_THAT(call({.k = 1}, 6, at::full({4, 1}, 6, at::kLong)),
               HasSubstr("experts: expected 0 to 5 (E - 1), got 6 for token 0"));
 }

@@ -202,6 +202,8 @@ TEST(KeyRange, BadInput) {
   EXPECT_EQ(call(4, starts), "");
   EXPECT_THAT(call(9, starts), HasSubstr("9 keys, expected one for each of 4 queries"));
   EXPECT_THAT(call(9, {starts, at::zeros({1, 5}, at::kLong)}), HasSubstr("expected [1 x 4]"));
+  EXPECT_THAT(message_of([&] { ops::KeyRange(starts).of_queries(3, 3); }),
+              HasSubstr("queries: expected some of 0 to 3, got 3 to 5"));
 }
 
 class FusedKeyRange : public FusedOperator {};

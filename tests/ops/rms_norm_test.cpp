@@ -60,6 +60,10 @@ TEST(RmsNorm, WeightOfAnotherWidth) {
                 ops::rms_norm(at::zeros({2, 3}), at::zeros({1}), kEps);
               }),
               ::testing::HasSubstr("weight: expected [3], got [1]"));
+  for (const auto kernel : {ops::Kernel::kReference, ops::Kernel::kFused}) {
+    EXPECT_THAT(message_of([&] { ops::rms_norm(at::ones({}), at::ones({1}), kEps, kernel); }),
+                ::testing::HasSubstr("rms_norm: x: expected at least 1 dimension, got []"));
+  }
 }
 
 TEST(RmsNorm, NoFeaturesAndIntegers) {

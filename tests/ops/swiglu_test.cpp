@@ -43,6 +43,11 @@ TEST(Swiglu, ShapesThatDiffer) {
                 ops::swiglu(at::zeros({2, 3}), at::zeros({2, 1}));
               }),
               ::testing::HasSubstr("expected [2 x 3], got [2 x 1]"));
+  const auto integers = at::zeros({2, 3}, at::kInt);
+  for (const auto kernel : {ops::Kernel::kReference, ops::Kernel::kFused}) {
+    EXPECT_THAT(message_of([&] { ops::swiglu(integers, integers, kernel); }),
+                ::testing::HasSubstr("swiglu: gate: expected floating-point numbers, got Int"));
+  }
 }
 
 }  // namespace

@@ -4,11 +4,13 @@
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
 
+#include <map>
 #include <set>
 
 #include "longhaul/base/error.h"
 #include "longhaul/config/names.h"
 #include "longhaul/train/preflight.h"
+#include "tests/models/model_fixture.h"
 #include "tests/support/log_capture.h"
 #include "tests/support/tensors.h"
 #include "tests/train/job_fixture.h"
@@ -68,6 +70,38 @@ TEST(ConverterNeeds, NamesOfTheJobFileAreThoseOfTheRegistry) {
   EXPECT_EQ(named, expected);
   EXPECT_THAT(message_of([] { converters::check({"DSA"}, {}); }),
               HasSubstr("converter 'DSA' is not there, did you mean 'dsa'?"));
+}
+
+// "module: operation" of what is fused in a model.
+std::set<std::string> fused_in(deepseek_v3::Model& model) {
+  std::set<std::string> fused;
+  for (const auto& slot : model.kernels()) {
+    if (*slot.kernel == ops::Kernel::kFused) fused.insert(slot.module + ": " + slot.operation);
+  }
+  return fused;
+}
+
+// The paths on which the models' tests compare with the golden vectors are those of jobs: each
+// converter alone, and all of them.
+TEST(ConverterPaths, OfTheModelsTestsAreThoseOfTheRegistry) {
+  std::map<std::string, std::vector<std::string>> names_of = {{"all", all_names()}};
+  for (const auto& converter : converters::registry()) {
+    names_of[converter.operation].push_back(converter.name);
+  }
+  std::set<std::string> tested;
+  for (const auto& path : fused_paths()) {
+    SCOPED_TRACE(path.name);
+    tested.insert(path.fused);
+    ASSERT_EQ(names_of.count(path.fused), 1);
+    for (const std::string folder : {"tt_mtp_yarn", "hf_base"}) {
+      deepseek_v3::ModelSettings settings;
+      settings.mla_form = path.form;
+      const auto converted = golden_model(folder, settings);
+      converters::apply(*converted, names_of.at(path.fused), {});
+      EXPECT_EQ(fused_in(*model_on(folder, {}, path)), fused_in(*converted)) << folder;
+    }
+  }
+  EXPECT_EQ(tested.size(), names_of.size()) << "a converter that the models' tests do not take";
 }
 
 TEST(ConverterNeeds, PermuteWantsExperts) {

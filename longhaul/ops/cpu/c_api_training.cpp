@@ -14,6 +14,18 @@ const char* check_decay(double beta, const char* name) {
   return fits ? nullptr : wrong("{}: expected 0 to below 1, got {}", name, beta);
 }
 
+// With the place of the element that it is about: "parameters[3].step: expected ...".
+const char* in_element(const char* array, int64_t i, const char* error) {
+  return error ? wrong("{}[{}].{}", array, i, error) : nullptr;
+}
+
+const char* check_parameter(const longhaul_adam_w_parameter& p) {
+  if (const char* error = check_dtype(p.dtype)) return error;
+  if (const char* error = check_at_least(0, p.n, "n")) return error;
+  if (const char* error = check_at_least(1, p.step, "step")) return error;
+  return check_at_least_0(p.weight_decay, "weight_decay");
+}
+
 }  // namespace
 
 const char* check_shape(const longhaul_cross_entropy_args& a) {
@@ -24,12 +36,8 @@ const char* check_shape(const longhaul_cross_entropy_args& a) {
 
 const char* check_shape(const longhaul_adam_w_args& a) {
   for (int64_t i = 0; i < a.count; ++i) {
-    if (const char* error = check_dtype(a.parameters[i].dtype)) return error;
-    if (const char* error = check_at_least(0, a.parameters[i].n, "n")) return error;
-    if (const char* error = check_at_least(1, a.parameters[i].step, "step")) return error;
-    if (const char* error = check_at_least_0(a.parameters[i].weight_decay, "weight_decay")) {
-      return error;
-    }
+    const char* error = in_element("parameters", i, check_parameter(a.parameters[i]));
+    if (error) return error;
   }
   if (const char* error = check_at_least_0(a.lr, "lr")) return error;
   if (const char* error = check_at_least_0(a.eps, "eps")) return error;

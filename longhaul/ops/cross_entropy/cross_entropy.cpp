@@ -155,15 +155,6 @@ Tensor fused(const Tensor& hidden_TD, const Tensor& weight_VD, const Tensor& lab
   return compute(hidden_TD, weight_VD.to(hidden_TD.scalar_type()), labels_T, wanted).loss;
 }
 
-void check(const Tensor& hidden_TD, const Tensor& weight_VD, const Tensor& labels_T) {
-  check_dims(labels_T, 1, "cross-entropy: labels");
-  check_dims(weight_VD, 2, "cross-entropy: weight");
-  check_shape(hidden_TD, {labels_T.size(0), weight_VD.size(1)}, "cross-entropy: hidden");
-  LONGHAUL_CHECK(labels_T.scalar_type() == at::kLong,
-                 "cross-entropy: labels: expected Long, got {}",
-                 c10::toString(labels_T.scalar_type()));
-}
-
 }  // namespace
 
 LabelledTokens labelled_tokens(const Tensor& hidden, const Tensor& labels) {
@@ -178,7 +169,7 @@ CrossEntropyGradients linear_cross_entropy_gradients(const Tensor& hidden_TD,
                                                      const Tensor& weight_VD,
                                                      const Tensor& labels_T,
                                                      WantedOfCrossEntropy wanted) {
-  check(hidden_TD, weight_VD, labels_T);
+  check_cross_entropy(hidden_TD, weight_VD, labels_T);
   return compute(hidden_TD, weight_VD.to(hidden_TD.scalar_type()), labels_T, wanted);
 }
 
@@ -190,7 +181,7 @@ Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight_VD, const
         .call(hidden, weight_VD, labels, static_cast<int64_t>(kernel));
   }
   const auto [hidden_TD, labels_T] = labelled_tokens(hidden, labels);
-  check(hidden_TD, weight_VD, labels_T);
+  check_cross_entropy(hidden_TD, weight_VD, labels_T);
   if (kernel == Kernel::kFused) {
     const std::string reason = why_no_cpu_kernel(hidden_TD);
     if (reason.empty()) return fused(hidden_TD, weight_VD, labels_T);

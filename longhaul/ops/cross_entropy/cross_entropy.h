@@ -44,6 +44,10 @@ CrossEntropyGradients linear_cross_entropy_gradients(const at::Tensor& hidden_TD
                                                      const at::Tensor& labels_T,
                                                      WantedOfCrossEntropy wanted);
 
+// Throws Error for shapes and dtypes that do not fit.
+void check_cross_entropy(const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
+                         const at::Tensor& labels_T);
+
 // The definition, in plain ATen.
 at::Tensor linear_cross_entropy_reference(const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
                                           const at::Tensor& labels_T);

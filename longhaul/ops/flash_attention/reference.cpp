@@ -124,9 +124,9 @@ void check_attention_operands(const Tensor& q, const Tensor& key, const Tensor& 
   check_same_dtype(key, q, "attention key", "the query");
   if (!value.defined()) {
     LONGHAUL_CHECK(key.dim() == 3 && options.value_dim >= 1 && options.value_dim <= D,
-                   "attention without a value tensor: value_dim is {}, the key is {}; the values "
-                   "are the first value_dim columns of a key [B, S, D]",
-                   options.value_dim, shape_text(key));
+                   "attention without a value tensor: expected a key [B, S, {}], whose first "
+                   "columns are the values, and value_dim 1 to {}, got [{}] and {}",
+                   D, D, shape_text(key), options.value_dim);
   } else if (key.dim() == 3) {
     check_shape(value, {B, key.size(1), kAnySize}, "attention value");
   } else {

@@ -89,7 +89,8 @@ GroupedMatmulGradients grouped_matmul_grad(const Tensor& dy_MN, const Tensor& x_
                                            WantedGradients wanted) {
   check_operands(x_MK, weight_ENK, counts_E);
   check_shape(dy_MN, {x_MK.size(0), weight_ENK.size(1)}, "grouped_matmul: gradient");
-  if (!why_not_fused(x_MK, weight_ENK).empty()) {
+  if (const std::string reason = why_not_fused(x_MK, weight_ENK); !reason.empty()) {
+    report_fallback("grouped_matmul_grad", reason);
     return grouped_matmul_grad_reference(dy_MN, x_MK, weight_ENK, counts_E, wanted);
   }
   const Tensor dy = dy_MN.contiguous(), weight = weight_ENK.contiguous();

@@ -5,10 +5,11 @@ namespace {
 
 Tensor with_rope(const char* op, const char* name, const Tensor& x, const MaybeTensor& rope) {
   if (!rope) return x;
-  LONGHAUL_CHECK(rope->dim() == x.dim() &&
-                     rope->sizes().slice(0, rope->dim() - 1) == x.sizes().slice(0, x.dim() - 1),
-                 "{}: {}_rope [{}] does not fit {} [{}]: only the last size may differ", op, name,
-                 shape_text(*rope), name, shape_text(x));
+  const std::string what = fmt::format("{}: {}_rope", op, name);
+  auto sizes = x.sizes().vec();
+  if (!sizes.empty()) sizes.back() = kAnySize;
+  check_shape(*rope, sizes, what.c_str());
+  check_same_dtype(*rope, x, what.c_str(), name);
   return at::cat({x, *rope}, -1);
 }
 
@@ -16,7 +17,8 @@ Tensor with_rope(const char* op, const char* name, const Tensor& x, const MaybeT
 
 AttentionOperands attention_operands(const Layout& layout, const AttentionArguments& a) {
   LONGHAUL_CHECK(a.query_rope.has_value() == a.key_rope.has_value(),
-                 "{}: query_rope and key_rope come together", a.op);
+                 "{}: query_rope and key_rope: expected both or neither, got {} alone", a.op,
+                 a.query_rope ? "query_rope" : "key_rope");
   return {layout.in(with_rope(a.op, "query", a.query, a.query_rope)),
           layout.in(with_rope(a.op, "key", a.key, a.key_rope)),
           a.value ? layout.in(*a.value) : Tensor()};

@@ -34,9 +34,9 @@ Tensor dense_attention_head_sum(const Tensor& query, const Tensor& key, const Te
   const AttentionState attention = attention_state(
       layout, dense_attention_operands(layout, {op, query, key, {}, query_rope, key_rope}),
       softmax_max, softmax_sum, scale_value);
-  const KeyRange range = KeyRange(layout.doc_start_BS(key, actual_seq_klen))
-                             .of_queries(first_query, attention.query_BSHD.size(1));
-  const bool fused = why_no_fused_attention(attention.query_BSHD).empty();
+  const KeyRange range = layout.keys_of_queries(layout.doc_start_BS(key, actual_seq_klen),
+                                                first_query, attention.query_BSHD.size(1));
+  const bool fused = takes_kernel(op, why_no_fused_attention(attention.query_BSHD));
   const HeadSums sums(attention, range, fused ? Kernel::kFused : Kernel::kReference);
   return layout.with_head(whole_head_sum(sums, wide_type(query)));
 }

@@ -48,7 +48,7 @@ FourTensors dense_lightning_indexer_kl_loss_from_head_sum(
   return kl_results(layout,
                     dense_indexer_kl_gradients(
                         inputs_of(layout, query_index, key_index, weights),
-                        KeyRange(doc_start).of_queries(first_query, queries), sums_of_block,
+                        layout.keys_of_queries(doc_start, first_query, queries), sums_of_block,
                         {.kernel = Kernel::kFused,
                          .softmax = softmax_from(layout, softmax_max_index, softmax_sum_index)}));
 }
@@ -72,7 +72,7 @@ FourTensors dense_lightning_indexer_grad_kl_loss(
   check_shape(layout.in(query_index),
               {layout.in(query).size(0), layout.in(query).size(1), kAnySize, kAnySize},
               "dense_lightning_indexer_grad_kl_loss: query_index");
-  const bool fused = why_no_fused_attention(attention.query_BSHD).empty();
+  const bool fused = takes_kernel(op, why_no_fused_attention(attention.query_BSHD));
   const HeadSums sums(attention, doc_start, fused ? Kernel::kFused : Kernel::kReference);
   return kl_results(layout,
                     dense_indexer_kl_gradients(

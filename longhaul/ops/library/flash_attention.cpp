@@ -38,7 +38,7 @@ ThreeTensors flash_attention(const Tensor& query, const Tensor& key, const Maybe
 
 AttentionGradients gradients(const AttentionState& attention, const Tensor& doc_start,
                              const Tensor& out, const Tensor& d_out) {
-  if (why_no_fused_attention(attention.query_BSHD).empty()) {
+  if (takes_kernel("flash_attention_grad", why_no_fused_attention(attention.query_BSHD))) {
     return flash_attention_grad(attention, doc_start, out, d_out);
   }
   check_attention_grad(attention, out, d_out);

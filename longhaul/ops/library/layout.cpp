@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
@@ -51,10 +51,20 @@ Tensor starts_of_rows(const char* op, const Tensor& lengths, int64_t B, int64_t 
   return at::where(valid, at::zeros({1, 1}, at::kLong), position + 1);
 }
 
-bool are_equal(const Tensor& a, const Tensor& b) {
-  return at::equal(a.to(at::kCPU, at::kLong), b.to(at::kCPU, at::kLong));
+std::vector<int64_t> values_of(at::IntArrayRef lengths) { return lengths.vec(); }
+std::vector<int64_t> values_of(const Tensor& lengths) {
+  const Tensor host = on_host(lengths);
+  const auto* first = host.const_data_ptr<int64_t>();
+  return {first, first + host.numel()};
 }
-bool are_equal(at::IntArrayRef a, at::IntArrayRef b) { return a == b; }
+
+// "[5, 33]", the first of many.
+std::string text_of(const std::vector<int64_t>& lengths) {
+  constexpr size_t kMost = 8;
+  const auto end = lengths.begin() + static_cast<int64_t>(std::min(lengths.size(), kMost));
+  return fmt::format("[{}{}]", fmt::join(lengths.begin(), end, ", "),
+                     lengths.size() > kMost ? fmt::format(", ... ({})", lengths.size()) : "");
+}
 
 // Keys [low, high] that a query sees, and what it has selected of them.
 struct QuerySelection {
@@ -83,7 +93,7 @@ std::optional<Tensor> as_tensor(const at::OptionalIntArrayRef& lengths) {
 
 Layout::Layout(const char* op, std::string_view name, const Tensor& query)
     : op_(op), packed_(name == "TND") {
-  LONGHAUL_CHECK(packed_ || name == "BSND", "{}: layout '{}' is none of 'BSND' and 'TND'", op,
+  LONGHAUL_CHECK(packed_ || name == "BSND", "{}: layout: expected 'BSND' or 'TND', got '{}'", op,
                  name);
   LONGHAUL_CHECK(query.dim() == (packed_ ? 3 : 4),
                  "{}: query: expected {} dimensions ({}), got [{}]", op, packed_ ? 3 : 4, name,
@@ -93,7 +103,9 @@ Layout::Layout(const char* op, std::string_view name, const Tensor& query)
 Tensor Layout::doc_start_BS(const Tensor& rows, const std::optional<Tensor>& lengths) const {
   if (packed_) {
     LONGHAUL_CHECK(lengths.has_value() && lengths->dim() == 1,
-                   "{}: TND needs actual_seq_lengths, the ends of the documents", op_);
+                   "{}: actual_seq_lengths: expected the ends of the documents, [documents], for "
+                   "TND, got {}",
+                   op_, lengths ? "[" + shape_text(*lengths) + "]" : "None");
     return starts_of_documents(op_, *lengths, rows.size(0)).to(rows.device());
   }
   const int64_t B = rows.size(0), S = rows.size(1);
@@ -105,6 +117,17 @@ Tensor Layout::doc_start_BS(const Tensor& rows, const std::optional<Tensor>& len
 
 Tensor Layout::doc_start_BS(const Tensor& rows, const at::OptionalIntArrayRef& lengths) const {
   return doc_start_BS(rows, as_tensor(lengths));
+}
+
+KeyRange Layout::keys_of_queries(const Tensor& doc_start_BS, int64_t first_query,
+                                 int64_t queries) const {
+  const int64_t positions = doc_start_BS.size(1);
+  LONGHAUL_CHECK(queries <= positions, "{}: query: expected at most {} positions, the keys, got {}",
+                 op_, positions, queries);
+  LONGHAUL_CHECK(first_query >= 0 && first_query <= positions - queries,
+                 "{}: first_query: expected 0 to {} ({} of {} positions), got {}", op_,
+                 positions - queries, queries, positions, first_query);
+  return KeyRange(doc_start_BS).of_queries(first_query, queries);
 }
 
 Tensor Layout::shared_head(const Tensor& operand, const char* what) const {
@@ -172,17 +195,21 @@ void check_causal(const char* op, std::optional<int64_t> sparse_mode,
                   std::optional<int64_t> pre_tokens, std::optional<int64_t> next_tokens) {
   constexpr int64_t kCausal = 3, kAll = std::numeric_limits<int64_t>::max();
   LONGHAUL_CHECK(sparse_mode.value_or(kCausal) == kCausal,
-                 "{}: sparse_mode is {}, only 3 (causal) is there", op, *sparse_mode);
+                 "{}: sparse_mode: expected 3 (causal), got {}", op, *sparse_mode);
   LONGHAUL_CHECK(pre_tokens.value_or(kAll) == kAll && next_tokens.value_or(kAll) == kAll,
-                 "{}: pre_tokens and next_tokens: sliding windows are not supported", op);
+                 "{}: pre_tokens and next_tokens: expected {} for both (no sliding window), got {} "
+                 "and {}",
+                 op, kAll, pre_tokens.value_or(kAll), next_tokens.value_or(kAll));
 }
 
 template <typename Lengths>
 Lengths common_lengths(const char* op, const char* names, const Lengths& of_queries,
                        const Lengths& of_keys) {
-  LONGHAUL_CHECK(!of_queries || !of_keys || are_equal(*of_queries, *of_keys),
-                 "{}: {} differ, expected the same lengths", op, names);
-  return of_queries ? of_queries : of_keys;
+  if (!of_queries || !of_keys) return of_queries ? of_queries : of_keys;
+  const auto a = values_of(*of_queries), b = values_of(*of_keys);
+  LONGHAUL_CHECK(a == b, "{}: {}: expected the same lengths, got {} and {}", op, names, text_of(a),
+                 text_of(b));
+  return of_queries;
 }
 template std::optional<Tensor> common_lengths(const char*, const char*,
                                               const std::optional<Tensor>&,
@@ -192,7 +219,9 @@ template at::OptionalIntArrayRef common_lengths(const char*, const char*,
                                                 const at::OptionalIntArrayRef&);
 
 std::string_view same_layout(const char* op, std::string_view of_query, std::string_view of_key) {
-  LONGHAUL_CHECK(of_query == of_key, "{}: layouts '{}' and '{}' differ", op, of_query, of_key);
+  LONGHAUL_CHECK(of_query == of_key,
+                 "{}: layouts of query and key: expected the same, got '{}' and '{}'", op, of_query,
+                 of_key);
   return of_query;
 }
 

@@ -10,6 +10,8 @@
 #include <optional>
 #include <string_view>
 
+#include "longhaul/ops/common.h"
+
 namespace longhaul::ops::library {
 
 using at::Tensor;
@@ -26,6 +28,9 @@ class Layout {
   // the caller's layout. Throws Error for lengths that do not fit.
   Tensor doc_start_BS(const Tensor& rows, const std::optional<Tensor>& lengths) const;
   Tensor doc_start_BS(const Tensor& rows, const at::OptionalIntArrayRef& lengths) const;
+  // The keys that queries from position `first_query` on see, as many as there are. Throws Error
+  // where that is more than there are positions.
+  KeyRange keys_of_queries(const Tensor& doc_start_BS, int64_t first_query, int64_t queries) const;
 
   // An operand as [B, S, ...]; `rows` [B, S, ...] back in the caller's layout, contiguous.
   Tensor in(const Tensor& operand) const { return packed_ ? operand.unsqueeze(0) : operand; }

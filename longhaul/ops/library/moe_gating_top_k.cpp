@@ -18,9 +18,9 @@ namespace cpu {
 GatingOptions gating_options(const char* op, int64_t renorm, int64_t norm_type, double scaling,
                              double eps) {
   LONGHAUL_CHECK(norm_type == kSoftmax || norm_type == kSigmoid,
-                 "{}: norm_type is {}, must be 0 (softmax) or 1 (sigmoid)", op, norm_type);
-  LONGHAUL_CHECK(renorm == 0 || renorm == 1, "{}: renorm is {}, must be 0 or 1", op, renorm);
-  LONGHAUL_CHECK(eps == kEps, "{}: eps is {}, only {} is there", op, eps, kEps);
+                 "{}: norm_type: expected 0 (softmax) or 1 (sigmoid), got {}", op, norm_type);
+  LONGHAUL_CHECK(renorm == 0 || renorm == 1, "{}: renorm: expected 0 or 1, got {}", op, renorm);
+  LONGHAUL_CHECK(eps == kEps, "{}: eps: expected {}, got {}", op, kEps, eps);
   GatingOptions options;
   options.softmax = norm_type == kSoftmax;
   options.normalize = norm_type == kSigmoid || renorm == 1;
@@ -38,7 +38,7 @@ ThreeTensors moe_gating_top_k(const Tensor& x, int64_t k, const MaybeTensor& bia
   check_absent(op, "input_ids", input_ids);
   check_absent(op, "tid2eid", tid2eid);
   LONGHAUL_CHECK(group_count == 1 || group_select_mode == 1,
-                 "{}: group_select_mode is {}, only 1 (the two best of a group) is there", op,
+                 "{}: group_select_mode: expected 1 (the two best of a group), got {}", op,
                  group_select_mode);
   GatingOptions options = gating_options(op, renorm, norm_type, routed_scaling_factor, eps);
   options.k = k;
@@ -49,6 +49,11 @@ ThreeTensors moe_gating_top_k(const Tensor& x, int64_t k, const MaybeTensor& bia
           out_flag ? gating.scores_TE : no_result(gating.scores_TE)};
 }
 
+std::string why_no_gradient_kernel(const Tensor& scores) {
+  if (scores.scalar_type() == at::kBFloat16) return "it takes scores in Float, not in BFloat16";
+  return why_no_cpu_kernel(scores);
+}
+
 Tensor moe_gating_top_k_backward(const Tensor& x_norm, const Tensor& grad_y,
                                  const Tensor& expert_idx, int64_t renorm, int64_t norm_type,
                                  double routed_scaling_factor, double eps) {
@@ -56,7 +61,7 @@ Tensor moe_gating_top_k_backward(const Tensor& x_norm, const Tensor& grad_y,
       gating_options("moe_gating_top_k_backward", renorm, norm_type, routed_scaling_factor, eps);
   check_shape(grad_y, expert_idx.sizes(), "moe_gating_top_k_backward: grad_y");
   const Tensor experts = to_int64(expert_idx, "moe_gating_top_k_backward: expertIdx");
-  if (x_norm.scalar_type() == at::kFloat && why_no_cpu_kernel(x_norm).empty()) {
+  if (takes_kernel("moe_gating_top_k_backward", why_no_gradient_kernel(x_norm))) {
     return moe_gating_top_k_grad(x_norm, experts, grad_y, {}, options);
   }
   const auto weights = [&](const std::vector<Tensor>& scores) {

@@ -2,6 +2,7 @@
 #include "longhaul/ops/moe_token_permute/moe_token_permute.h"
 
 #include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
 
 #include "longhaul/ops/library/operators.h"
 
@@ -11,8 +12,9 @@ namespace {
 namespace cpu {
 
 void check_not_padded(const char* op, bool padded_mode, at::OptionalIntArrayRef restore_shape) {
-  LONGHAUL_CHECK(!padded_mode && !restore_shape,
-                 "{}: padded_mode and restore_shape are not supported", op);
+  LONGHAUL_CHECK(!padded_mode, "{}: padded_mode is not supported: expected False, got True", op);
+  LONGHAUL_CHECK(!restore_shape, "{}: restore_shape is not supported: expected None, got [{}]", op,
+                 fmt::join(*restore_shape, ", "));
 }
 
 // [T, k] of indices [T, k] or [T].
@@ -54,8 +56,8 @@ std::tuple<Tensor, Tensor> moe_token_permute(const Tensor& tokens, const Tensor&
   check_not_padded(op, padded_mode, std::nullopt);
   check_dims(tokens, 2, "moe_token_permute: tokens");
   LONGHAUL_CHECK(num_out_tokens.value_or(0) == 0 || *num_out_tokens == indices.numel(),
-                 "{}: num_out_tokens is {}, all {} rows are kept", op, *num_out_tokens,
-                 indices.numel());
+                 "{}: num_out_tokens: expected 0 or {} (all rows), got {}", op, indices.numel(),
+                 *num_out_tokens);
   check_values(indices, 0, kMostExperts - 1, "moe_token_permute: indices");
   const Tensor experts = by_token(indices);
   const int64_t num_experts = experts.numel() == 0 ? 1 : experts.max().item<int64_t>() + 1;
@@ -73,7 +75,7 @@ Tensor moe_token_permute_grad(const Tensor& tokens, const Tensor& grad_permuted_
   check_shape(sorted_indices, {indices.numel()}, "moe_token_permute_grad: sorted_indices");
   check_shape(grad_permuted_tokens, {indices.numel(), tokens.size(1)},
               "moe_token_permute_grad: grad_permuted_tokens");
-  const bool fused = why_no_cpu_kernel(tokens).empty();
+  const bool fused = takes_kernel("moe_token_permute_grad", why_no_cpu_kernel(tokens));
   const TokenOrder order = order_from(sorted_indices, by_token(indices).size(1), !fused);
   const Tensor d_permuted = grad_permuted_tokens.to(tokens.scalar_type());
   if (fused) return ops::moe_token_permute_grad(d_permuted, order.inverse);
@@ -91,8 +93,9 @@ Tensor probs_or_ones(const MaybeTensor& probs, const Tensor& permuted,
             : at::ones({sorted_indices.numel(), 1}, permuted.options().dtype(wide_type(permuted)));
   check_shape(permuted, {sorted_indices.numel(), kAnySize}, "moe_token_unpermute: permuted_tokens");
   LONGHAUL_CHECK(found.dim() == 2 && found.numel() == sorted_indices.numel(),
-                 "moe_token_unpermute: probs [{}] for {} sorted_indices", shape_text(found),
-                 sorted_indices.numel());
+                 "moe_token_unpermute: probs: expected [T, k] with T k = {}, the number of "
+                 "sorted_indices, got [{}]",
+                 sorted_indices.numel(), shape_text(found));
   return found;
 }
 
@@ -117,7 +120,7 @@ std::tuple<Tensor, Tensor> moe_token_unpermute_grad(const Tensor& permuted_token
   const Tensor weights = probs_or_ones(probs, permuted_tokens, sorted_indices);
   check_shape(grad_unpermuted_tokens, {weights.size(0), permuted_tokens.size(1)},
               "moe_token_unpermute_grad: grad_unpermuted_tokens");
-  const bool fused = why_no_cpu_kernel(permuted_tokens).empty();
+  const bool fused = takes_kernel("moe_token_unpermute_grad", why_no_cpu_kernel(permuted_tokens));
   const TokenOrder order = order_from(sorted_indices, weights.size(1), !fused);
   const Tensor d_tokens = grad_unpermuted_tokens.to(permuted_tokens.scalar_type());
   Tensor d_permuted, d_probs;

@@ -81,7 +81,15 @@ inline void check_values(const Tensor& x, int64_t low, int64_t high, const char*
 
 // Throws Error for an argument that Ascend's signature has and that is not supported.
 inline void check_absent(const char* op, const char* argument, const MaybeTensor& value) {
-  LONGHAUL_CHECK(!value, "{}: {} is not supported", op, argument);
+  LONGHAUL_CHECK(!value, "{}: {} is not supported: expected None, got [{}]", op, argument,
+                 shape_text(*value));
+}
+
+// Whether nothing speaks against the kernel of `op`; else `reason` is reported and the reference
+// computes.
+inline bool takes_kernel(const char* op, const std::string& reason) {
+  if (!reason.empty()) report_fallback(op, reason);
+  return reason.empty();
 }
 
 // The gradients of f(inputs) by automatic differentiation, for kernels, which run below autograd:

@@ -1,4 +1,6 @@
 // rms_norm, add_rms_norm, rotary_mul and swiglu.
+#include <ATen/ExpandUtils.h>
+
 #include "longhaul/ops/library/operators.h"
 #include "longhaul/ops/rms_norm/rms_norm.h"
 #include "longhaul/ops/rotary_mul/rotary_mul.h"
@@ -9,6 +11,11 @@ namespace {
 
 namespace cpu {
 
+void check_rows(const Tensor& x, const char* what) {
+  check_is_floating(x, what);
+  LONGHAUL_CHECK(x.dim() > 0, "{}: expected at least 1 dimension, got [{}]", what, shape_text(x));
+}
+
 // [..., 1] of the rows' statistics.
 Tensor by_row(const Tensor& rstd, const Tensor& x) {
   auto sizes = x.sizes().vec();
@@ -17,6 +24,7 @@ Tensor by_row(const Tensor& rstd, const Tensor& x) {
 }
 
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& input, const Tensor& gamma, double epsilon) {
+  check_rows(input, "rms_norm: input");
   check_shape(gamma, {input.size(-1)}, "rms_norm: gamma");
   const NormForward out = rms_norm_forward(input, {}, gamma, epsilon);
   return {out.y, by_row(out.rstd, input)};
@@ -25,6 +33,7 @@ std::tuple<Tensor, Tensor> rms_norm(const Tensor& input, const Tensor& gamma, do
 std::tuple<Tensor, Tensor> add_rms_norm_backward(const Tensor& dy, const Tensor& x,
                                                  const Tensor& gamma, const Tensor& rstd,
                                                  const MaybeTensor& d_x) {
+  check_rows(x, "gradient of rms_norm: x");
   check_shape(gamma, {x.size(-1)}, "gradient of rms_norm: gamma");
   check_shape(dy, x.sizes(), "gradient of rms_norm: dy");
   const int64_t rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
@@ -45,6 +54,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy, const Tensor& inp
 
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x1, const Tensor& x2,
                                                 const Tensor& gamma, double epsilon) {
+  check_rows(x1, "add_rms_norm: x1");
   check_shape(gamma, {x1.size(-1)}, "add_rms_norm: gamma");
   check_shape(x2, x1.sizes(), "add_rms_norm: x2");
   check_same_dtype(x2, x1, "add_rms_norm: x2", "x1");
@@ -52,7 +62,26 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x1, const Tensor& 
   return {out.y, by_row(out.rstd, x1), out.sum};
 }
 
-// cos and sin as Ascend has them: [B, S, 1, R], each angle for both elements of its pair.
+// The angles [..., R / 2] of `x` [..., R], which has each for both elements of its pair.
+Tensor angles_of_pairs(const Tensor& x, RotaryMode mode, const char* what) {
+  const int64_t R = x.size(-1);
+  const bool half = mode == RotaryMode::kHalfSplit;
+  const Tensor first = half ? x.narrow(-1, 0, R / 2) : x.slice(-1, 0, R, 2);
+  const Tensor second = half ? x.narrow(-1, R / 2, R / 2) : x.slice(-1, 1, R, 2);
+  if (!at::equal(first, second)) {
+    const Tensor differs = first.ne(second), place = differs.nonzero()[0];
+    LONGHAUL_CHECK(false,
+                   "{}: expected the same number for both elements of a pair, got {} and {} for "
+                   "pair {} of row {}",
+                   what, first.masked_select(differs)[0].item<double>(),
+                   second.masked_select(differs)[0].item<double>(), place[-1].item<int64_t>(),
+                   place[-3].item<int64_t>());
+  }
+  return first;
+}
+
+// cos and sin as Ascend has them: [B, S, 1, R] or [1, S, 1, R], each angle for both elements of its
+// pair.
 struct Rotation {
   Tensor cos, sin;  // [B, S, R / 2]
   RotaryMode mode;
@@ -62,22 +91,24 @@ struct Rotation {
       : packed(input.dim() == 3) {
     const bool half = name == "half";
     LONGHAUL_CHECK(half || name == "interleave",
-                   "rotary_mul: rotary_mode '{}' is none of 'half' and 'interleave'", name);
+                   "rotary_mul: rotary_mode: expected 'half' or 'interleave', got '{}'", name);
     mode = half ? RotaryMode::kHalfSplit : RotaryMode::kInterleaved;
-    LONGHAUL_CHECK(packed || input.dim() == 4, "rotary_mul: input [{}]: expected 3 or 4 dimensions",
+    LONGHAUL_CHECK((packed || input.dim() == 4) && input.size(-1) % 2 == 0,
+                   "rotary_mul: input: expected 3 or 4 dimensions, the last one even, got [{}]",
                    shape_text(input));
-    const int64_t R = input.size(-1);
-    const auto angles = [&](const Tensor& x, const char* what) {
-      auto sizes = input.sizes().vec();
-      sizes[sizes.size() - 2] = 1;
-      check_shape(x, sizes, what);
-      const Tensor rows = rows_of(x.squeeze(-2));
-      return half ? rows.narrow(-1, 0, R / 2) : rows.slice(-1, 0, R, 2);
-    };
-    cos = angles(r1, "rotary_mul: r1");
-    sin = angles(r2, "rotary_mul: r2");
+    cos = angles(input, r1, "rotary_mul: r1");
+    sin = angles(input, r2, "rotary_mul: r2");
   }
 
+  Tensor angles(const Tensor& input, const Tensor& x, const char* what) const {
+    auto sizes = input.sizes().vec();
+    sizes[sizes.size() - 2] = 1;
+    const bool for_all_rows = !packed && x.dim() == 4 && x.size(0) == 1;
+    if (for_all_rows) sizes[0] = 1;
+    check_shape(x, sizes, what);
+    const Tensor pairs = rows_of(angles_of_pairs(x, mode, what).squeeze(-2));
+    return for_all_rows ? pairs.expand({input.size(0), -1, -1}) : pairs;
+  }
   Tensor rows_of(const Tensor& x) const { return packed ? x.unsqueeze(0) : x; }
   Tensor of(const Tensor& x, const Tensor& by_sin) const {
     const Tensor y = ops::rotary_mul(rows_of(x), cos, by_sin, mode, Kernel::kFused);
@@ -108,17 +139,24 @@ std::tuple<Tensor, Tensor, Tensor> rotary_mul_backward(const Tensor& grad, const
   check_shape(grad, input.sizes(), "rotary_mul_backward: grad");
   const auto wide = wide_type(input);
   const Tensor x = input.to(wide), dy = grad.to(wide);
-  const auto over_heads = [&](const Tensor& product) { return product.sum(-2, /*keepdim=*/true); };
-  return {rotation.of(grad, rotation.sin.neg()), over_heads(dy * x).to(r1.scalar_type()),
-          over_heads(dy * turned(x, rotation.mode)).to(r2.scalar_type())};
+  // Over heads, and over the rows that share their angles.
+  const auto summed = [](const Tensor& product, const Tensor& angles) {
+    return at::sum_to(product, angles.sizes()).to(angles.scalar_type());
+  };
+  return {rotation.of(grad, rotation.sin.neg()), summed(dy * x, r1),
+          summed(dy * turned(x, rotation.mode), r2)};
 }
 
 // Rows whose first half is the gate: those in front of `dim` make up the rows.
 struct GatedRows {
   int64_t dim, rows, width;  // of a row
 
-  GatedRows(const Tensor& x, int64_t some_dim) : dim(at::maybe_wrap_dim(some_dim, x.dim())) {
-    LONGHAUL_CHECK(x.dim() > 0 && x.size(dim) % 2 == 0,
+  GatedRows(const Tensor& x, int64_t some_dim) {
+    check_rows(x, "swiglu: input");
+    LONGHAUL_CHECK(-x.dim() <= some_dim && some_dim < x.dim(),
+                   "swiglu: dim: expected {} to {}, got {}", -x.dim(), x.dim() - 1, some_dim);
+    dim = at::maybe_wrap_dim(some_dim, x.dim());
+    LONGHAUL_CHECK(x.size(dim) % 2 == 0,
                    "swiglu: input: expected an even size in dimension {}, got [{}]", some_dim,
                    shape_text(x));
     rows = c10::multiply_integers(x.sizes().slice(0, dim));
@@ -139,7 +177,7 @@ struct GatedRows {
 Tensor swiglu(const Tensor& input, int64_t dim) {
   const GatedRows halves(input, dim);
   const Tensor gate = halves.gate(input), up = halves.up(input);
-  const bool fused = why_no_cpu_kernel(input).empty();
+  const bool fused = takes_kernel("swiglu", why_no_cpu_kernel(input));
   return (fused ? swiglu_rows(gate, up) : swiglu_reference(gate, up))
       .view(halves.result_sizes(input));
 }
@@ -150,7 +188,7 @@ Tensor swiglu_backward(const Tensor& grad_output, const Tensor& input, int64_t d
   const Tensor dy = as_rows(grad_output.to(input.scalar_type()), {halves.rows, halves.width / 2});
   const Tensor d_input = at::empty(input.sizes(), input.options());
   const Tensor d_gate = halves.gate(d_input), d_up = halves.up(d_input);
-  if (why_no_cpu_kernel(input).empty()) {
+  if (takes_kernel("swiglu_backward", why_no_cpu_kernel(input))) {
     swiglu_rows_grad(dy, halves.gate(input), halves.up(input), d_gate, d_up);
   } else {
     const auto gradients = reference_gradients(

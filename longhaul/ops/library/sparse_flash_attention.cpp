@@ -21,21 +21,22 @@ AttentionOperands sparse_operands(const Layout& layout, const AttentionArguments
   auto [query, key, value] = attention_operands(layout, a);
   if (attention_mode == kOwnKeys) {
     LONGHAUL_CHECK(value.defined() && key.dim() == 4 && key.size(2) == query.size(2),
-                   "{}: attention_mode 0 takes a key and a value of each head of the query, got "
-                   "key [{}], value [{}]",
-                   a.op, shape_text(a.key), a.value ? shape_text(*a.value) : "none");
+                   "{}: attention_mode 0: expected a key and a value of each of the query's {} "
+                   "heads, got key [{}], value [{}]",
+                   a.op, query.size(2), shape_text(a.key), a.value ? shape_text(*a.value) : "none");
     return {query, key, value};
   }
   LONGHAUL_CHECK(attention_mode == kAbsorbed,
-                 "{}: attention_mode is {}, expected 0 (keys and values of each head) or 2 "
-                 "(absorbed MLA)",
+                 "{}: attention_mode: expected 0 (keys and values of each head) or 2 (absorbed "
+                 "MLA), got {}",
                  a.op, attention_mode);
   const bool own_value =
       a.value && (a.value->data_ptr() != a.key.data_ptr() || a.value->sizes() != a.key.sizes());
-  LONGHAUL_CHECK(!own_value,
-                 "{}: value: attention_mode 2 has none besides the key; 0 takes keys and values of "
-                 "each head",
-                 a.op);
+  LONGHAUL_CHECK(
+      !own_value,
+      "{}: value: expected None or the key itself for attention_mode 2 (0 takes keys and "
+      "values of each head), got another tensor [{}]",
+      a.op, shape_text(*a.value));
   LONGHAUL_CHECK(key.dim() == 4 && key.size(2) == 1,
                  "{}: key [{}]: expected one head, which all queries share", a.op,
                  shape_text(a.key));
@@ -43,7 +44,7 @@ AttentionOperands sparse_operands(const Layout& layout, const AttentionArguments
 }
 
 void check_block_size(const char* op, int64_t sparse_block_size) {
-  LONGHAUL_CHECK(sparse_block_size == 1, "{}: sparse_block_size is {}, must be 1", op,
+  LONGHAUL_CHECK(sparse_block_size == 1, "{}: sparse_block_size: expected 1, got {}", op,
                  sparse_block_size);
 }
 
@@ -84,7 +85,9 @@ ThreeTensors sparse_flash_attention(const Tensor& query, const Tensor& key,
 
 AttentionGradients gradients(const AttentionState& attention, const Tensor& indices_BSK,
                              const Tensor& out, const Tensor& d_out) {
-  if (why_no_fused_sparse_attention(attention.query_BSHD, attention.key, attention.value).empty()) {
+  if (takes_kernel(
+          "sparse_flash_attention_grad",
+          why_no_fused_sparse_attention(attention.query_BSHD, attention.key, attention.value))) {
     return ops::sparse_flash_attention_grad(attention, indices_BSK, out, d_out);
   }
   check_attention_grad(attention, out, d_out);

@@ -16,7 +16,7 @@ inline void check_gating(const Tensor& scores_TE, const Tensor& bias_E,
   LONGHAUL_CHECK(options.topk_group >= 1 && options.topk_group <= options.n_group,
                  "router: topk_group: expected 1 to {} groups, got {}", options.n_group,
                  options.topk_group);
-  div_exact(scores_TE.size(1), options.n_group, "experts in n_group groups");
+  div_exact(scores_TE.size(1), options.n_group, "router: experts in n_group groups");
   if (bias_E.defined()) check_shape(bias_E, {scores_TE.size(1)}, "router bias");
 }
 

@@ -12,6 +12,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+void check_rows(const Tensor& x) {
+  check_is_floating(x, "rms_norm: x");
+  LONGHAUL_CHECK(x.dim() > 0, "rms_norm: x: expected at least 1 dimension, got [{}]",
+                 shape_text(x));
+}
+
 Tensor as_weight(const Tensor& weight_D, const Tensor& x) {
   return weight_D.to(x.scalar_type()).contiguous();
 }
@@ -52,9 +58,12 @@ struct RmsNormAdd : torch::autograd::Function<RmsNormAdd> {
 
 NormForward rms_norm_forward(const Tensor& x, const Tensor& residual, const Tensor& weight_D,
                              double eps) {
-  check_is_floating(x, "rms_norm: x");
+  check_rows(x);
   LONGHAUL_CHECK(x.size(-1) > 0, "rms_norm: x [{}]: expected at least one feature", shape_text(x));
-  if (!why_no_cpu_kernel(x).empty()) return rms_norm_forward_reference(x, residual, weight_D, eps);
+  if (const std::string reason = why_no_cpu_kernel(x); !reason.empty()) {
+    report_fallback(residual.defined() ? "rms_norm_add" : "rms_norm", reason);
+    return rms_norm_forward_reference(x, residual, weight_D, eps);
+  }
   const int64_t D = x.size(-1), rows = x.numel() / D;
   const bool add = residual.defined();
   NormForward out = {at::empty(x.sizes(), x.options()),
@@ -81,7 +90,10 @@ NormForward rms_norm_forward(const Tensor& x, const Tensor& residual, const Tens
 
 NormGradients rms_norm_grad(const Tensor& dy, const Tensor& x, const Tensor& weight_D,
                             const Tensor& rstd, const Tensor& d_sum) {
-  if (!why_no_cpu_kernel(x).empty()) return rms_norm_grad_reference(dy, x, weight_D, rstd, d_sum);
+  if (const std::string reason = why_no_cpu_kernel(x); !reason.empty()) {
+    report_fallback("rms_norm_grad", reason);
+    return rms_norm_grad_reference(dy, x, weight_D, rstd, d_sum);
+  }
   const int64_t D = x.size(-1), rows = rstd.numel();
   const Tensor d_x = at::empty(x.sizes(), x.options());
   const Tensor d_weight = at::empty({D}, rstd.options());
@@ -113,6 +125,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight_D, double eps, Kernel kern
     return distributed<Tensor(const Tensor&, const Tensor&, double, int64_t)>("rms_norm")
         .call(x, weight_D, eps, static_cast<int64_t>(kernel));
   }
+  check_rows(x);
   check_shape(weight_D, {x.size(-1)}, "rms_norm: weight");
   if (kernel == Kernel::kFused) {
     const std::string reason = why_no_cpu_kernel(x);
@@ -131,6 +144,7 @@ NormedSum rms_norm_add(const Tensor& x, const Tensor& residual, const Tensor& we
                               .call(x, residual, weight_D, eps, static_cast<int64_t>(kernel));
     return {y, sum};
   }
+  check_rows(x);
   check_shape(weight_D, {x.size(-1)}, "rms_norm_add: weight");
   check_shape(residual, x.sizes(), "rms_norm_add: residual");
   check_same_dtype(residual, x, "rms_norm_add: residual", "x");

@@ -139,7 +139,8 @@ Tensor head_rows(const Tensor& x_BLHD) {
   return as_rows(x, {x.size(0) * x.size(1) * x.size(2), x.size(3)});
 }
 
-// The kernels' view of the operands of expanded attention; holds what it points at.
+// The kernels' view of the operands of expanded attention; holds what it points at. Without a value
+// its rows are those of the key, which the kernels of head sums do not read.
 struct ExpandedOperands {
   Tensor query_BSHD, key_rows, value_rows, indices_BSK;
   longhaul_sparse_attention_expanded_args args;
@@ -148,7 +149,7 @@ struct ExpandedOperands {
                    const Tensor& indices, double scale)
       : query_BSHD(pad_last(query, kKernelColumns)),
         key_rows(head_rows(key)),
-        value_rows(head_rows(value)),
+        value_rows(value.defined() ? head_rows(value) : key_rows),
         indices_BSK(to_int32(indices)),
         args{.dtype = kernel_dtype(query),
              .B = query.size(0),
@@ -327,7 +328,7 @@ Tensor sparse_attention_head_sum(const AttentionState& attention, const Tensor& 
     run_kernel("sparse_attention_head_sum", kernel, workspace, operands.args);
   };
   if (key.dim() == 4) {
-    sum_with(ExpandedOperands(query, key, /*value=*/key, indices_BSK, attention.scale),
+    sum_with(ExpandedOperands(query, key, /*value=*/{}, indices_BSK, attention.scale),
              longhaul_sparse_attention_expanded_head_sum,
              longhaul_sparse_attention_expanded_head_sum_workspace);
   } else {

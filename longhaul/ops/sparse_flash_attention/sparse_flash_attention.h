@@ -23,8 +23,8 @@ AttentionGradients sparse_flash_attention_grad(const AttentionState& attention,
                                                const Tensor& d_out_BSHV);
 
 // The sum over heads of P at the selected keys, [B, S, K] in fp32 (fp64 for fp64), 0 where there is
-// none: what the indexer learns from. Also of what the kernel does not cover (keys of each head
-// among it), by definition.
+// none: what the indexer learns from. What the kernels do not cover (fp64, more than 128 heads) is
+// computed by definition.
 Tensor sparse_attention_head_sum(const AttentionState& attention, const Tensor& indices_BSK);
 
 // Empty if the fused kernels cover the operands; `value` may be undefined.

@@ -84,6 +84,8 @@ Tensor swiglu(const Tensor& gate, const Tensor& up, Kernel kernel) {
     return distributed<Tensor(const Tensor&, const Tensor&, int64_t)>("swiglu").call(
         gate, up, static_cast<int64_t>(kernel));
   }
+  check_is_floating(gate, "swiglu: gate");
+  check_is_floating(up, "swiglu: up");
   check_shape(up, gate.sizes(), "swiglu: up");
   if (kernel == Kernel::kFused) {
     const std::string reason = why_not_fused(gate, up);

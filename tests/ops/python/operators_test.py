@@ -44,8 +44,13 @@ class Pointwise(TestCase):
 
     def test_rotary_mul(self):
         for dtype in (torch.float32, torch.float64):
-            for shape in ((2, 5, 3, 16), (9, 3, 16)):
-                angle = constant(*shape[:-2], 1, 8, dtype=dtype) * 3
+            for shape, of_angles in (
+                ((2, 5, 3, 16), (2, 5, 1, 8)),
+                ((2, 5, 3, 16), (1, 5, 1, 8)),  # for all rows
+                ((1, 5, 3, 16), (1, 5, 1, 8)),
+                ((9, 3, 16), (9, 1, 8)),
+            ):
+                angle = constant(*of_angles, dtype=dtype) * 3
                 for mode, double in (
                     ("half", lambda a: torch.cat([a, a], -1)),
                     ("interleave", lambda a: a.repeat_interleave(2, -1)),

@@ -1,6 +1,8 @@
 """The registration of the operators (schema, autograd, fake tensors, tracing), a compiled training
 step, errors, and the example of docs/operators.md."""
 
+import os
+import tempfile
 from pathlib import Path
 
 import definitions as plain
@@ -25,14 +27,20 @@ def samples():
     """Arguments for each operator, in both layouts where it has one."""
     x, weight, gate = random(3, 5, 64), random(64), random(6, 20)
     _, rstd = ops.rms_norm(x.detach(), weight.detach())
-    r = constant(2, 5, 1, 16)
+    angle = constant(2, 5, 1, 8)
+    r, interleaved = torch.cat([angle, angle], -1), angle.repeat_interleave(2, -1)
     turned = random(2, 5, 3, 16)
     yield "rms_norm", (x, weight)
     yield "rms_norm_backward", (x.detach(), x.detach(), weight.detach(), rstd)
     yield "add_rms_norm", (x, random(3, 5, 64, seed=1), weight)
     yield "add_rms_norm_backward", (x.detach(), x.detach(), weight.detach(), rstd, x.detach())
     yield "rotary_mul", (turned, r, r)
-    yield "rotary_mul", (turned, r.clone().requires_grad_(), r, "interleave")
+    yield (
+        "rotary_mul",
+        (turned, interleaved.clone().requires_grad_(), interleaved, "interleave"),
+    )
+    for_all_rows = r[:1].clone()
+    yield "rotary_mul", (turned, for_all_rows.requires_grad_(), for_all_rows.detach())
     yield "rotary_mul_backward", (turned.detach(), turned.detach(), r, r)
     yield "swiglu", (gate,)
     yield "swiglu", (gate, 0)
@@ -292,9 +300,16 @@ class Errors(TestCase):
 
     def test_what_does_not_fit_is_named(self):
         zeros = torch.zeros
-        self.refuses("layout 'SBH'", ops.lightning_indexer, zeros(2, 3, 4), zeros(2, 3, 1),
-                     zeros(2, 3), layout_query="SBH", layout_key="SBH")  # fmt: skip
-        self.refuses("rms_norm: gamma", ops.rms_norm, zeros(2, 8), zeros(9))
+        self.refuses("layout: expected 'BSND' or 'TND', got 'SBH'", ops.lightning_indexer,
+                     zeros(2, 3, 4), zeros(2, 3, 1), zeros(2, 3), layout_query="SBH", layout_key="SBH")  # fmt: skip
+        self.refuses("rms_norm: gamma: expected .8., got .9.", ops.rms_norm, zeros(2, 8), zeros(9))
+        self.refuses("rms_norm: input: expected at least 1 dimension, got ..", ops.rms_norm,
+                     zeros(()), zeros(1))  # fmt: skip
+        self.refuses("input: expected floating-point numbers, got Int", ops.rms_norm,
+                     zeros(2, 8).int(), zeros(8))  # fmt: skip
+        self.refuses("swiglu: input: expected floating-point numbers, got Int", ops.swiglu,
+                     zeros(2, 8).int())  # fmt: skip
+        self.refuses("swiglu: dim: expected -2 to 1, got 2", ops.swiglu, zeros(2, 8), 2)
         self.refuses("even size in dimension -1, got .2 x 7", ops.swiglu, zeros(2, 7))
         self.refuses("each of 0 to 3 once, got 1 twice", ops.moe_token_unpermute, zeros(4, 8),
                      torch.tensor([0, 1, 1, 3]))  # fmt: skip
@@ -305,22 +320,62 @@ class Errors(TestCase):
                      zeros(1, 2, 2, 1), zeros(1, 2, 2, 1), 1.0)  # fmt: skip
         self.refuses("on one device, got .2 x 8. on cpu", ops.rms_norm, zeros(2, 8),
                      torch.zeros(8, device="meta"))  # fmt: skip
-        self.refuses("rotary_mode 'quarter'", ops.rotary_mul, zeros(1, 2, 1, 4), zeros(1, 2, 1, 4),
-                     zeros(1, 2, 1, 4), "quarter")  # fmt: skip
-        self.refuses("eps is", ops.moe_gating_top_k, zeros(2, 4), 1, eps=1e-3)
-        self.refuses("group_select_mode", ops.moe_gating_top_k, zeros(2, 4), 1, group_count=2)
-        self.refuses("num_out_tokens", ops.moe_token_permute, zeros(2, 4),
-                     torch.zeros(2, 1, dtype=torch.int32), 1)  # fmt: skip
-        self.refuses("probs", ops.moe_token_unpermute, zeros(4, 2),
-                     torch.arange(4, dtype=torch.int32), zeros(3, 1))  # fmt: skip
-        self.refuses("cross-entropy: hidden", ops.linear_cross_entropy, zeros(2, 4), zeros(5, 3),
+        self.refuses("rotary_mode: expected 'half' or 'interleave', got 'quarter'", ops.rotary_mul,
+                     *(zeros(1, 2, 1, 4) for _ in range(3)), "quarter")  # fmt: skip
+        logits, experts = zeros(2, 4), torch.zeros(2, 1, dtype=torch.int32)
+        gate = ops.moe_gating_top_k
+        self.refuses("eps: expected 1e-20, got 0.001", gate, logits, 1, eps=1e-3)
+        self.refuses("renorm: expected 0 or 1, got 2", gate, logits, 1, renorm=2)
+        self.refuses("norm_type: expected 0 .* or 1 .*, got 2", gate, logits, 1, norm_type=2)
+        self.refuses("group_select_mode: expected 1 .*, got 0", gate, logits, 1, group_count=2)
+        self.refuses("n_group groups: expected a multiple of 3, got 4", gate, logits, 1,
+                     group_count=3, group_select_mode=1)  # fmt: skip
+        self.refuses("input_ids is not supported: expected None, got .2 x 1.", gate, logits, 1,
+                     input_ids=experts)  # fmt: skip
+        self.refuses("num_out_tokens: expected 0 or 2 .*, got 1", ops.moe_token_permute, logits,
+                     experts, 1)  # fmt: skip
+        self.refuses("padded_mode is not supported: expected False, got True",
+                     ops.moe_token_permute, logits, experts, padded_mode=True)  # fmt: skip
+        rows = torch.arange(4, dtype=torch.int32)
+        self.refuses("restore_shape is not supported: expected None, got .2, 2.",
+                     ops.moe_token_unpermute, zeros(4, 2), rows, restore_shape=[2, 2])  # fmt: skip
+        self.refuses("probs: expected .T, k. with T k = 4, .*, got .3 x 1.",
+                     ops.moe_token_unpermute, zeros(4, 2), rows, zeros(3, 1))  # fmt: skip
+        self.refuses("cross-entropy: hidden: expected .2 x 3., got .2 x 4.",
+                     ops.linear_cross_entropy, zeros(2, 4), zeros(5, 3),
                      torch.zeros(2, dtype=torch.long))  # fmt: skip
-        self.refuses("cross-entropy: labels", ops.linear_cross_entropy, zeros(2, 3, 4), zeros(5, 4),
+        self.refuses("cross-entropy: labels: expected .2 x 3., got .3 x 2.",
+                     ops.linear_cross_entropy, zeros(2, 3, 4), zeros(5, 4),
                      torch.zeros(3, 2, dtype=torch.long))  # fmt: skip
+        for dtype in (torch.float32, torch.float64):
+            for call in (
+                lambda *x: ops.linear_cross_entropy(*x),
+                lambda *x: ops.linear_cross_entropy_and_grad(*x, [True, True]),
+            ):
+                self.refuses("linear_cross_entropy: .* expected -100 or 0 to 4 .*, got 7 in row 1",
+                             call, zeros(2, 3, dtype=dtype), zeros(5, 3, dtype=dtype),
+                             torch.tensor([0, 7]))  # fmt: skip
         self.refuses("exp_avgs", ops.adam_w, [zeros(2)], [zeros(2)], [], [zeros(2)], 1, lr=0.1)
         self.refuses("adam_w: step", ops.adam_w, *([zeros(2)] for _ in range(4)), 0, lr=0.1)
         self.refuses("on one device, got .2. on cpu", ops.adam_w, [zeros(2)],
                      [torch.zeros(2, device="meta")], [zeros(2)], [zeros(2)], 1, lr=0.1)  # fmt: skip
+
+    def test_angles_that_are_not_those_of_pairs(self):
+        x, ones = torch.zeros(2, 3, 5, 4), torch.ones(2, 3, 1, 4)
+        wrong = ones.clone()
+        wrong[1, 2, 0, 3] = 0.25  # of the pairs (1, 3) and (2, 3)
+        for mode in ("half", "interleave"):
+            text = "expected the same number for both elements of a pair, got 1 and 0.25 for pair 1"
+            self.refuses(f"rotary_mul: r1: {text} of row 2", ops.rotary_mul, x, wrong, ones, mode)
+            self.refuses(f"rotary_mul: r2: {text} of row 2", ops.rotary_mul, x, ones, wrong, mode)
+            self.refuses(text, ops.rotary_mul, x[1], wrong[1], ones[1], mode)
+            self.refuses(text, ops.rotary_mul_backward, x, x, wrong, ones, mode)
+        self.refuses("r1: expected .2 x 3 x 1 x 4., got .3 x 3 x 1 x 4.", ops.rotary_mul, x,
+                     torch.ones(3, 3, 1, 4), ones)  # fmt: skip
+        self.refuses("r1: expected .3 x 1 x 4., got .1 x 1 x 4.", ops.rotary_mul, x[0],
+                     ones[0][:1], ones[0])  # fmt: skip
+        self.refuses("input: expected 3 or 4 dimensions, the last one even, got .2 x 3 x 5 x 3.",
+                     ops.rotary_mul, x[..., :3], ones[..., :3], ones[..., :3])  # fmt: skip
 
     def test_indices_that_are_no_integers(self):
         zeros, halves = torch.zeros, torch.tensor([0.5, 1.5])
@@ -371,18 +426,26 @@ class Errors(TestCase):
         def attend(value=None, **options):
             return ops.sparse_flash_attention(q, k, value, indices, 1.0, **options)
 
-        self.refuses("sparse_mode is 0", attend, sparse_mode=0)
-        self.refuses("pre_tokens", attend, pre_tokens=4)
-        self.refuses("block_table", attend, block_table=indices)
-        self.refuses("sinks", attend, sinks=q)
-        self.refuses("attention_mode 0 takes", attend, attention_mode=0)
-        self.refuses("attention_mode 0 takes", attend, torch.zeros_like(k), attention_mode=0)
-        self.refuses("attention_mode is 1, expected 0", attend, attention_mode=1)
-        self.refuses("value: attention_mode 2", attend, torch.zeros_like(k))
-        self.refuses("key_rope .* does not fit key", attend, query_rope=q, key_rope=q)
-        self.refuses("sparse_block_size is 2", attend, sparse_block_size=2)
-        self.refuses("query_rope and key_rope", attend, query_rope=q)
-        self.refuses("'BSND' and 'TND' differ", attend, layout_kv="TND")
+        self.refuses("sparse_mode: expected 3 .causal., got 0", attend, sparse_mode=0)
+        self.refuses("pre_tokens .* expected 9223372036854775807 for both .*, got 4 and 92", attend,
+                     pre_tokens=4)  # fmt: skip
+        self.refuses("block_table is not supported: expected None, got .1 x 3 x 1 x 2.", attend,
+                     block_table=indices)  # fmt: skip
+        self.refuses("sinks is not supported: expected None, got .1 x 3 x 2 x 32.", attend, sinks=q)
+        of_each = "attention_mode 0: expected a key and a value of each of the query's 2 heads, got"
+        self.refuses(f"{of_each} .*, value .none.", attend, attention_mode=0)
+        self.refuses(f"{of_each} key .1 x 3 x 1 x 32., value .1 x 3 x 1 x 32.", attend,
+                     torch.zeros_like(k), attention_mode=0)  # fmt: skip
+        self.refuses("attention_mode: expected 0 .* or 2 .*, got 1", attend, attention_mode=1)
+        self.refuses("value: expected None or the key itself .*, got another tensor .1 x 3 x 1 x",
+                     attend, torch.zeros_like(k))  # fmt: skip
+        self.refuses("key_rope: expected .1 x 3 x 1 x any., got .1 x 3 x 2 x 32.", attend,
+                     query_rope=q, key_rope=q)  # fmt: skip
+        self.refuses("sparse_block_size: expected 1, got 2", attend, sparse_block_size=2)
+        both = "query_rope and key_rope: expected both or neither, got"
+        self.refuses(f"{both} query_rope alone", attend, query_rope=q)
+        self.refuses(f"{both} key_rope alone", attend, key_rope=k)
+        self.refuses("layouts .* expected the same, got 'BSND' and 'TND'", attend, layout_kv="TND")
         self.refuses("sparse_indices", ops.sparse_flash_attention, q, k, None, indices[0], 1.0)
         weights = torch.zeros(1, 3, 2)
         self.refuses("expected one head", ops.lightning_indexer, q, q, weights)
@@ -393,16 +456,53 @@ class Errors(TestCase):
             self.refuses(rf"actual_seq_lengths\[0\] is {length}, expected 0 to 3",
                          ops.lightning_indexer, q, k, weights,
                          actual_seq_lengths_key=torch.tensor([length]))  # fmt: skip
-        self.refuses("actual_seq_lengths_query and actual_seq_lengths_key differ",
+        self.refuses(r"lengths_query and actual_seq_lengths_key: expected .*, got \[2\] and \[3\]",
                      ops.lightning_indexer, q, k, weights,
                      actual_seq_lengths_query=torch.tensor([2]),
                      actual_seq_lengths_key=torch.tensor([3]))  # fmt: skip
-        self.refuses("actual_seq_qlen and actual_seq_klen differ",
+        self.refuses(r"actual_seq_qlen and actual_seq_klen: expected .*, got \[2\] and \[3, 3\]",
                      ops.dense_lightning_indexer_softmax_lse, q, k, weights,
-                     actual_seq_qlen=[2], actual_seq_klen=[3])  # fmt: skip
+                     actual_seq_qlen=[2], actual_seq_klen=[3, 3])  # fmt: skip
+        many = list(range(9))
+        self.refuses(r"got \[0, 1, 2, 3, 4, 5, 6, 7, ... \(9\)\] and \[3\]",
+                     ops.dense_lightning_indexer_softmax_lse, q, k, weights,
+                     actual_seq_qlen=many, actual_seq_klen=[3])  # fmt: skip
         statistics = torch.zeros(1, 1, 3, 2)
+        for first in (-1, 2):
+            self.refuses(rf"first_query: expected 0 to 1 \(2 of 3 positions\), got {first}",
+                         ops.dense_attention_head_sum, q[:, :2], k, statistics[:, :, :2],
+                         statistics[:, :, :2], 1.0, first_query=first)  # fmt: skip
+        self.refuses("query: expected at most 2 positions, the keys, got 3",
+                     ops.dense_attention_head_sum, q, k[:, :2], statistics, statistics,
+                     1.0)  # fmt: skip
         self.refuses("softmax_max", ops.sparse_attention_head_sum, q, k, indices,
                      statistics[..., :1], statistics, 1.0)  # fmt: skip
+
+    def test_a_rope_part_of_another_dtype_is_refused(self):
+        """Of every operator that takes one."""
+        q, k, w = torch.zeros(1, 3, 2, 32), torch.zeros(1, 3, 1, 32), torch.zeros(1, 3, 2)
+        indices = torch.full((1, 3, 1, 2), -1, dtype=torch.int32)
+        saved, of_index = torch.ones(1, 1, 3, 2), torch.ones(1, 1, 3)
+        calls = {
+            "flash_attention": (q, k, None, SCALE),
+            "flash_attention_grad": (q, k, None, q, q, saved, saved, SCALE),
+            "sparse_flash_attention": (q, k, None, indices, SCALE),
+            "sparse_flash_attention_grad": (q, k, None, indices, q, q, saved, saved, SCALE, 1),
+            "sparse_attention_head_sum": (q, k, indices, saved, saved, SCALE),
+            "dense_attention_head_sum": (q, k, saved, saved, SCALE),
+            "sparse_lightning_indexer_grad_kl_loss": (q, k, q, k, w, indices, saved, saved, SCALE),
+            "dense_lightning_indexer_grad_kl_loss": (
+                q, k, q, k, w, saved, saved, of_index, of_index, SCALE,
+            ),
+        }  # fmt: skip
+        for name, arguments in calls.items():
+            operator = getattr(ops, name)
+            with self.subTest(name):
+                operator(*arguments, query_rope=q, key_rope=k)
+                self.refuses(f"{name}: query_rope: expected Float, the dtype of query, got Double",
+                             operator, *arguments, query_rope=q.double(), key_rope=k)  # fmt: skip
+                self.refuses(f"{name}: key_rope: expected Float, the dtype of key, got BFloat16",
+                             operator, *arguments, query_rope=q, key_rope=k.bfloat16())  # fmt: skip
 
     def test_a_key_that_a_query_does_not_see_is_named(self):
         """Of every operator that takes a selection and the lengths of the documents."""
@@ -419,7 +519,7 @@ class Errors(TestCase):
                         self.refuses(text, call)
         no_lengths = self.takes_a_selection("TND", None, 0, 0)
         for call in no_lengths:
-            self.refuses("TND needs actual_seq_lengths", call)
+            self.refuses("actual_seq_lengths: expected the ends .* for TND, got None", call)
 
     def takes_a_selection(self, layout, ends, query, key):
         """Calls with one index in an otherwise empty selection."""
@@ -516,6 +616,63 @@ class Errors(TestCase):
                 d = d.bfloat16()
                 found, expected = gradient(d), gradient(d.float())
                 torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+class Fallbacks(TestCase):
+    def warnings_of(self, call):
+        """What the library writes to the process's streams while it computes."""
+        with tempfile.TemporaryFile() as written:
+            kept = [(fd, os.dup(fd)) for fd in (1, 2)]
+            for fd, _ in kept:
+                os.dup2(written.fileno(), fd)
+            try:
+                call()
+            finally:
+                for fd, copy in kept:
+                    os.dup2(copy, fd)
+                    os.close(copy)
+            written.seek(0)
+            return written.read().decode()
+
+    def test_fp16_says_that_the_definition_computes(self):
+        """Of the operators that are called below autograd, gradients among them; once each."""
+
+        def half(*shape):
+            return constant(*shape).half()
+
+        x, weight, tokens, permuted = half(6, 64), half(64), half(6, 32), half(12, 32)
+        rstd = torch.ones(6, 1)
+        chosen = torch.tensor([[0, 1]] * 6)
+        _, rows = ops.moe_token_permute(tokens.float(), chosen)
+        q, k, saved = half(1, 6, 2, 32), half(1, 6, 1, 32), torch.ones(1, 1, 6, 2)
+        indices = torch.tensor([0, -1], dtype=torch.int32).expand(1, 6, 1, 2)
+        d = half(12, 64), permuted, half(2, 64, 32), torch.tensor([5, 7])
+        for name, call in (
+            ("swiglu", lambda: ops.swiglu(x)),
+            ("swiglu_backward", lambda: ops.swiglu_backward(tokens, x)),
+            ("rms_norm", lambda: ops.rms_norm(x, weight)),
+            ("rms_norm_add", lambda: ops.add_rms_norm(x, x, weight)),
+            ("rms_norm_grad", lambda: ops.rms_norm_backward(x, x, weight, rstd)),
+            ("moe_gating_top_k_backward",
+             lambda: ops.moe_gating_top_k_backward(x, half(6, 2), chosen)),
+            ("moe_token_permute_grad",
+             lambda: ops.moe_token_permute_grad(tokens, permuted, chosen, rows)),
+            ("moe_token_unpermute_grad",
+             lambda: ops.moe_token_unpermute_grad(permuted, tokens, rows, half(6, 2))),
+            ("grouped_matmul_grad", lambda: ops.grouped_matmul_grad(*d, [True, True])),
+            ("linear_cross_entropy", lambda: ops.linear_cross_entropy_and_grad(
+                tokens, half(5, 32), torch.zeros(6, dtype=torch.long), [True, True])),
+            ("flash_attention_grad",
+             lambda: ops.flash_attention_grad(q, k, None, q, q, saved, saved, SCALE)),
+            ("sparse_flash_attention_grad", lambda: ops.sparse_flash_attention_grad(
+                q, k, None, indices, q, q, saved, saved, SCALE, 1)),
+            ("dense_attention_head_sum",
+             lambda: ops.dense_attention_head_sum(q, k, saved, saved, SCALE)),
+        ):  # fmt: skip
+            with self.subTest(name):
+                said = f"{name}: the fused kernel is not used: it computes in Float and BFloat16"
+                self.assertIn(f"{said}, not in Half", self.warnings_of(call))
+                self.assertEqual(self.warnings_of(call), "")
 
 
 class Others(TestCase):
