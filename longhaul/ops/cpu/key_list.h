@@ -11,6 +11,7 @@ struct KeyList {
   int32_t* keys;   // ascending, distinct; room for K rounded up to a block, and 16 more
   int32_t* slots;  // where each stood
   int64_t size = 0;
+  bool in_place = false;  // slots count from 0
 
   void fill(const int32_t* indices, int64_t K) {
     size = 0;
@@ -22,19 +23,25 @@ struct KeyList {
       compress(valid, lane_numbers() + static_cast<int32_t>(i), slots + size);
       size += __builtin_popcount(valid);
     }
-    bool ordered = true;
-    for (int64_t i = 1; i < size; ++i) ordered &= keys[i - 1] < keys[i];
-    if (!ordered) sort();
+    in_place = size == 0 || slots[size - 1] == size - 1;
+    if (ascending()) return;
+    in_place = false;
+    sort();
   }
 
-  // The number of keys before `key`.
-  int64_t count_below(int64_t key) const {
-    int64_t low = 0, high = size;
-    while (low < high) {
-      const int64_t middle = (low + high) / 2;
-      keys[middle] < key ? low = middle + 1 : high = middle;
-    }
-    return low;
+  // Of a row of K values those of keys i to i + 15; 0 from `size` on.
+  LONGHAUL_INLINE Floats values(const float* row, int64_t i) const {
+    if (in_place && i + kLanes <= size) return load(row + i);
+    float lanes[kLanes] = {};
+    for (int64_t j = i; j < i + kLanes && j < size; ++j) lanes[j - i] = row[slots[j]];
+    return load(lanes);
+  }
+  // And back; what is behind `size` goes nowhere.
+  LONGHAUL_INLINE void store_values(Floats values, float* row, int64_t i) const {
+    if (in_place && i + kLanes <= size) return store(row + i, values);
+    float lanes[kLanes];
+    store(lanes, values);
+    for (int64_t j = i; j < i + kLanes && j < size; ++j) row[slots[j]] = lanes[j - i];
   }
 
   // Pointers to the rows of a block of keys; a row of zeros where there are none.
@@ -56,7 +63,16 @@ struct KeyList {
   }
 
  private:
-  // Shell's sort: rows come ascending as a rule.
+  // As rows come as a rule.
+  bool ascending() const {
+    Mask wrong = 0;
+    for (int64_t i = 0; i + 1 < size; i += kLanes) {
+      wrong |= at_most(load_words(keys + i + 1), load_words(keys + i)) & first_lanes(size - 1 - i);
+    }
+    return wrong == 0;
+  }
+
+  // Shell's.
   void sort() {
     for (int64_t gap = size / 2; gap > 0; gap /= 2) {
       for (int64_t i = gap; i < size; ++i) {

@@ -66,8 +66,9 @@ struct RowScatter {
     KeyList list{keys + query * room, slots + query * room};
     list.fill(indices, K);
     int32_t* const first = bounds + query * (chunks + 1);
-    for (int64_t c = 0; c <= chunks; ++c) {
-      first[c] = static_cast<int32_t>(list.count_below(c * chunk));
+    for (int64_t c = 0, at = 0; c <= chunks; ++c) {
+      while (at < list.size && list.keys[at] < c * chunk) ++at;
+      first[c] = static_cast<int32_t>(at);
     }
     return list;
   }

@@ -25,6 +25,42 @@ LONGHAUL_INLINE void copy_words(const T* from, int32_t* to) {
   }
 }
 
+// Sixteen words of operands.
+template <typename Operand, typename T>
+LONGHAUL_INLINE Words load_operands(const T* from) {
+  if constexpr (sizeof(T) == sizeof(Operand)) {
+    return load_words(from);
+  } else {
+    return Words(load_as_floats(from));
+  }
+}
+
+// 8 rows of 8 pairs of lanes, or 16 rows of 16 lanes, to columns: a round of zips moves the highest
+// bit of a row's number to the lowest bit of its lanes' numbers.
+template <bool kPairs, int N>
+LONGHAUL_INLINE void transpose(Words (&x)[N]) {
+  static_assert(N == (kPairs ? 8 : 16));
+#pragma GCC unroll 4
+  for (int round = 1; round < N; round *= 2) {
+    Words y[N];
+#pragma GCC unroll 8
+    for (int i = 0; i < N / 2; ++i) {
+      const Words a = x[i], b = x[i + N / 2];
+      if constexpr (kPairs) {
+        y[2 * i] = shuffle<0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23>(a, b);
+        y[2 * i + 1] =
+            shuffle<8, 9, 24, 25, 10, 11, 26, 27, 12, 13, 28, 29, 14, 15, 30, 31>(a, b);
+      } else {
+        y[2 * i] = shuffle<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(a, b);
+        y[2 * i + 1] =
+            shuffle<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(a, b);
+      }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) x[i] = y[i];
+  }
+}
+
 // [D / step][vectors][16 words] of heads[h * stride + d]; heads from `num_heads` on are zero.
 // A step is a word of 16 heads, or two words of 8 heads when split.
 template <typename Operand, bool kSplit, typename T>
@@ -33,6 +69,22 @@ LONGHAUL_INLINE void pack_heads(const T* heads, int64_t stride, int num_heads, i
   constexpr int kHeads = kSplit ? 8 : 16, kWords = kSplit ? 2 : 1;
   constexpr int kStep = kWords * kPack<Operand>;
   for (int v = 0; v < vectors; ++v) {
+    if constexpr (kParts == 1) {
+      for (int64_t d = 0; d < D; d += kHeads * kStep) {
+        Words x[kHeads];
+#pragma GCC unroll 16
+        for (int h = 0; h < kHeads; ++h) {
+          const int head = v * kHeads + h;
+          x[h] = head < num_heads ? load_operands<Operand>(heads + head * stride + d) : Words{};
+        }
+        transpose<kSplit>(x);
+#pragma GCC unroll 16
+        for (int i = 0; i < kHeads; ++i) {
+          store_words(out + (d / kStep + i) * out_stride + v * kLanes, x[i]);
+        }
+      }
+      continue;
+    }
     for (int h = 0; h < kHeads; ++h) {
       const int head = v * kHeads + h;
       int32_t* to = out + v * kLanes + h * kWords;

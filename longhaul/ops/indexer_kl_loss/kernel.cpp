@@ -138,8 +138,8 @@ class Loss {
   // The scores of the selected keys, as the selection saw them or computed anew.
   void find_scores(int64_t row, const KeyList& keys, const Operand<T>* key) {
     if (a_.scores) {
-      for (int64_t i = 0; i < keys.size; ++i) {
-        buffers_.scores[i] = a_.scores[row * a_.K + keys.slots[i]];
+      for (int64_t i = 0; i < keys.size; i += kLanes) {
+        store(buffers_.scores + i, keys.values(a_.scores + row * a_.K, i));
       }
       return;
     }
@@ -166,8 +166,8 @@ class Loss {
 
   // dI as it is given; 0 for keys that are not there.
   void take_gradients(int64_t row, const KeyList& keys) {
-    for (int64_t i = 0; i < round_up(keys.size, kKeyBlock); ++i) {
-      buffers_.scores[i] = i < keys.size ? a_.d_scores[row * a_.K + keys.slots[i]] : 0;
+    for (int64_t i = 0; i < round_up(keys.size, kKeyBlock); i += kLanes) {
+      store(buffers_.scores + i, keys.values(a_.d_scores + row * a_.K, i));
     }
   }
 
@@ -175,19 +175,23 @@ class Loss {
   void diverge(int64_t row, const KeyList& keys, const Operand<T>* key) {
     const int64_t padded = round_up(keys.size, kKeyBlock);
     float* scores = buffers_.scores;
-    float mass = 0;
-    for (int64_t i = 0; i < keys.size; ++i) mass += a_.head_sum[row * a_.K + keys.slots[i]];
+    Floats masses = {};
+    for (int64_t i = 0; i < padded; i += kLanes) {
+      const Floats p = keys.values(a_.head_sum + row * a_.K, i);
+      store(buffers_.target + i, p);
+      masses += p;
+    }
+    const float mass = sum(masses);
     if (keys.size == 0 || mass <= 0) {
       for (int64_t i = 0; i < padded; ++i) scores[i] = 0;
       a_.loss[row] = 0;
       return;
     }
     find_scores(row, keys, key);
-    for (int64_t i = 0; i < padded; ++i) {
-      const bool there = i < keys.size;
-      buffers_.target[i] = there ? a_.head_sum[row * a_.K + keys.slots[i]] / mass : 0;
-      if (!there) scores[i] = -1e30F;
+    for (int64_t i = 0; i < padded; i += kLanes) {
+      store(buffers_.target + i, load(buffers_.target + i) / mass);
     }
+    for (int64_t i = keys.size; i < padded; ++i) scores[i] = -1e30F;
     Floats highest = load(scores);
     for (int64_t i = 0; i < padded; i += kLanes) highest = max(highest, load(scores + i));
     const Floats shift = all(largest(highest) * kLog2E);

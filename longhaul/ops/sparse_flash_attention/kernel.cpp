@@ -198,10 +198,7 @@ class Forward {
         }
         sums += sums_over_heads<kSplit>(units);
       }
-      float found[kLanes];
-      store(found, sums);
-      const int64_t end = b.keys.size - from < kLanes ? b.keys.size - from : kLanes;
-      for (int64_t i = 0; i < end; ++i) out[b.keys.slots[from + i]] = found[i];
+      b.keys.store_values(sums, out, from);
     }
   }
 

@@ -59,10 +59,7 @@ class HeadSum {
       const int count = keys.rows(from, base, row_bytes, buffers_.zeros, rows);
       keys.prefetch(from + kKeyBlock, base, row_bytes);
       for (int r = 0; r < count; r += kLanes) {
-        float found[kLanes];
-        store(found, sums_of(rows + r));
-        const int end = count - r < kLanes ? count - r : kLanes;
-        for (int i = 0; i < end; ++i) out[keys.slots[from + r + i]] = found[i];
+        keys.store_values(sums_of(rows + r), out, from + r);
       }
     }
   }
