@@ -449,7 +449,7 @@ LONGHAUL_INLINE void add_heads_to_rows(float* const* rows, const int32_t* const*
 // registers. And the columns of them that it goes over before it takes the next rows: where the
 // registers hold few columns, coming back to a row for each would take longer than its heads do.
 constexpr int kRowsAtOnce = kParts == 1 ? 4 : 3;
-constexpr int64_t kColumnsOfRows = kParts == 1 ? 64 : INT64_MAX;
+constexpr int64_t kColumnsOfRows = INT64_MAX;
 
 // The same for `count` rows and all D columns of them, some rows at a time: locate(j, row, weights)
 // points at those of row j. Terms are ordered from wide to narrow. For rows that are not there:
