@@ -32,16 +32,19 @@ struct RowScatter {
   int32_t* no_weights;
   float* no_row;  // [threads][kRowsAtOnce][D]: where rows that are not there are added up
 
-  // Superblocks and chunks by what a level of cache holds: the weights of a superblock 8 MiB, the
-  // sums of a chunk 640 KiB.
+  // A superblock has so many queries that a row's sums, once they are in the cache, take some of
+  // them, and at least 2 MiB and at most 16 MiB of weights and operands. A chunk's sums are 640 KiB.
   void plan(int64_t S, int64_t L, int64_t row_words) {
-    constexpr int64_t kScratchBytes = 8 << 20, kChunkBytes = 640 << 10;
+    constexpr int64_t kLeastBytes = 2 << 20, kMostBytes = 16 << 20, kChunkBytes = 640 << 10;
+    constexpr int64_t kQueriesOfRow = 8;
     const int64_t per_query = 4 * (round_up(K, 8) * row_words + paired_words);
-    queries = kScratchBytes / per_query / 16 * 16;
-    queries = queries < 16 ? 16 : queries > 1024 ? 1024 : queries;
+    queries = K == 0 ? 0 : kQueriesOfRow * L / K;
+    if (queries < kLeastBytes / per_query) queries = kLeastBytes / per_query;
+    if (queries > kMostBytes / per_query) queries = kMostBytes / per_query;
+    queries = queries < 16 ? 16 : queries / 16 * 16;
     // A short sequence would leave threads without a chunk.
     chunk = kChunkBytes / (4 * D) / 16 * 16;
-    const int64_t most = round_up((L + 7) / 8, 16);
+    const int64_t most = round_up((L + 15) / 16, 16);
     chunk = chunk > most ? most : chunk;
     if (chunk < 16) chunk = 16;
     if (queries > S) queries = S;
