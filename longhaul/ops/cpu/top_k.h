@@ -33,11 +33,16 @@ class TopK {
   TopK(int64_t K, float* scores, int32_t* indices)
       : K_(K), capacity_(capacity(K)), scores_(scores), indices_(indices) {}
 
-  // Takes the lanes of the mask.
-  LONGHAUL_INLINE void add(Mask valid, Floats scores, Words indices) {
-    const Mask m = valid & greater(scores, all(threshold_));
-    if (m == 0) return;
-    append(m, scores, indices);
+  // Takes the lanes of the masks; lane i of vector v has index `first` + 16 v + i. Whether a lane is
+  // above the threshold cannot be foreseen, so that nothing depends on it but what is stored.
+  template <int N>
+  LONGHAUL_INLINE void add(const Mask (&valid)[N], const Floats (&scores)[N], int32_t first) {
+    static_assert(N * kLanes < kSlack);
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v) {
+      append(valid[v] & greater(scores[v], all(threshold_)), scores[v],
+             lane_numbers() + (first + v * kLanes));
+    }
     if (size_ > capacity_) raise_threshold();
   }
 
@@ -75,23 +80,28 @@ class TopK {
   }
 
   int64_t count_above(float threshold) const {
-    int64_t count = 0;
-    for (int64_t i = 0; i < size_; i += kLanes) {
-      const Mask above = greater(load(scores_ + i), all(threshold));
-      count += __builtin_popcount(above & first_lanes(size_ - i));
+    int64_t count = 0, i = 0;
+    for (; i + kLanes <= size_; i += kLanes) {
+      count += __builtin_popcount(greater(load(scores_ + i), all(threshold)));
     }
-    return count;
+    const Mask above = greater(load(scores_ + i), all(threshold));
+    return count + __builtin_popcount(above & first_lanes(size_ - i));
   }
 
-  // A threshold above which lie at least K, and at most `most` if ties allow. Halves the range of
-  // values at first, then the range of float numbers.
+  // A threshold above which lie at least K, and at most `most` if ties allow. Tries where the count
+  // would be right if scores were spread evenly and the middle of the range in turn; then the
+  // middle of the range of float numbers.
   float find_threshold(int64_t most) const {
     auto [low, high] = range();
     constexpr float kSmallest = 1.17549435e-38F;  // denormals count as zero
-    int64_t below = int64_t{to_order(low)} - 1, above = to_order(high), count = size_;
+    int64_t below = int64_t{to_order(low)} - 1, above = to_order(high), count = size_, rest = 0;
+    const float wanted = 0.5F * static_cast<float>(K_ + most);
     if (__builtin_fabsf(low) < kSmallest) below = to_order(-kSmallest);
     for (int step = 0; above - below > 1 && count > most; ++step) {
-      int64_t middle = to_order(0.5F * low + 0.5F * high);
+      const float part = step % 2 ? 0.5F
+                                  : (wanted - static_cast<float>(rest)) /
+                                        static_cast<float>(count - rest);
+      int64_t middle = to_order(part * low + (1 - part) * high);
       if (step >= 20 || middle <= below || middle >= above) middle = (below + above) >> 1;
       const float threshold = from_order(static_cast<int32_t>(middle));
       const int64_t found = count_above(threshold);
@@ -102,6 +112,7 @@ class TopK {
       } else {
         above = middle;
         high = threshold;
+        rest = found;
       }
     }
     return from_order(static_cast<int32_t>(below));
