@@ -286,6 +286,12 @@ LONGHAUL_INLINE Register dot(Register acc, RegisterWords a, RegisterWords b) {
 #endif
   }
 }
+#if !defined(__AVX512F__)
+template <typename T>
+LONGHAUL_INLINE Floats dot(Floats acc, Words a, Words b) {
+  return Floats::of([&](int p) { return dot<T>(acc.part[p], a.part[p], b.part[p]); });
+}
+#endif
 
 // The even lanes of a, then those of b; the odd ones.
 #if defined(__AVX2__) && !defined(__AVX512F__)

@@ -113,19 +113,18 @@ class Backward {
   // Log-sum-exp in base 2 and delta of each head.
   void load_statistics(int64_t row, const T* d_out) {
     const T* out = static_cast<const T*>(a_.out) + row * a_.H * a_.V;
-    const int64_t heads = Layout::heads(a_.H);
-    float delta[kMaxVectors * kLanes];
-    for (int64_t h = 0; h < heads; ++h) {
-      Floats products = {};
-      for (int64_t d = 0; h < a_.H && d < a_.V; d += kLanes) {
-        products =
-            fma(load_as_floats(out + h * a_.V + d), load_as_floats(d_out + h * a_.V + d), products);
-      }
-      delta[h] = sum(products);
-    }
     Layout::load_lse(a_.softmax_max + row * a_.H, a_.softmax_sum + row * a_.H, a_.H, lse_);
     for (int64_t v = 0; v < Layout::vectors(a_.H); ++v) {
-      delta_[v] = Layout::load_heads(delta + v * Layout::kHeads);
+      Floats products[kLanes] = {};
+      for (int64_t i = 0; i < Layout::kHeads && v * Layout::kHeads + i < a_.H; ++i) {
+        const int64_t at = (v * Layout::kHeads + i) * a_.V;
+        for (int64_t d = 0; d < a_.V; d += kLanes * kPack<T>) {
+          products[i] = dot<T>(products[i], load_words(out + at + d), load_words(d_out + at + d));
+        }
+      }
+      float delta[kLanes];
+      store(delta, sums_of_lanes(products));
+      delta_[v] = Layout::load_heads(delta);
     }
   }
 
