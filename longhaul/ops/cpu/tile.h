@@ -48,12 +48,10 @@ LONGHAUL_INLINE void transpose(Words (&x)[N]) {
       const Words a = x[i], b = x[i + N / 2];
       if constexpr (kPairs) {
         y[2 * i] = shuffle<0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23>(a, b);
-        y[2 * i + 1] =
-            shuffle<8, 9, 24, 25, 10, 11, 26, 27, 12, 13, 28, 29, 14, 15, 30, 31>(a, b);
+        y[2 * i + 1] = shuffle<8, 9, 24, 25, 10, 11, 26, 27, 12, 13, 28, 29, 14, 15, 30, 31>(a, b);
       } else {
         y[2 * i] = shuffle<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(a, b);
-        y[2 * i + 1] =
-            shuffle<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(a, b);
+        y[2 * i + 1] = shuffle<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(a, b);
       }
     }
 #pragma GCC unroll 16
@@ -374,7 +372,7 @@ LONGHAUL_INLINE void store_sums(const float* sums, int H, int num_heads, int64_t
   }
 }
 
-// [H / kPack<Operand>][D] words for add_heads_to_row: element d of kPack<Operand> heads together.
+// [H / kPack<Operand>][D] words for add_heads_to_rows: element d of kPack<Operand> heads together.
 // Heads from num_heads to H are zero.
 template <typename Operand, typename T>
 LONGHAUL_INLINE void pair_heads(const T* heads, int64_t stride, int num_heads, int H, int64_t D,
@@ -398,84 +396,84 @@ struct RowTerm {
   int words;
 };
 
-// rows[r][C registers from column] += sum over the terms' words of weights[r][word] . paired[word];
-// at least one term, of at least one word.
+// rows[r] += sum over the terms' words of weights[r][word] . paired[word], at columns from `column`
+// to `end`, C registers at a time; at least one term, of at least one word.
 template <typename T, int R, int C>
-LONGHAUL_TILE void add_heads_to_tile(float* const* rows, const int32_t* const* weights,
-                                     const RowTerm* terms, int num_terms, int64_t column) {
-  Register acc[R][C];
+LONGHAUL_TILE void add_heads_to_rows(float* const* rows, const int32_t* const* weights,
+                                     const RowTerm* terms, int num_terms, int64_t column,
+                                     int64_t end) {
+  float* row[R];
+  const int32_t* weight[R];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-    for (int c = 0; c < C; ++c)
-      acc[r][c] = load_as<Register>(rows[r] + column + c * kRegisterLanes);
+    row[r] = rows[r];
+    weight[r] = weights[r];
   }
-  const RowTerm* const end = terms + num_terms;
+  const RowTerm* const last = terms + num_terms;
   do {
-    const int32_t* paired = terms->paired + column;
-    int word = terms->offset;
-    const int end_of_words = word + terms->words;
+    Register acc[R][C];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+      for (int c = 0; c < C; ++c)
+        acc[r][c] = load_as<Register>(row[r] + column + c * kRegisterLanes);
+    }
+    const RowTerm* term = terms;
     do {
-      RegisterWords w[R];
+      const int32_t* paired = term->paired + column;
+      int64_t word = term->offset;
+      const int64_t end_of_words = word + term->words;
+      do {
+        RegisterWords w[R];
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) w[r] = broadcast_word(weights[r] + word);
+        for (int r = 0; r < R; ++r) w[r] = broadcast_word(weight[r] + word);
 #pragma GCC unroll 16
-      for (int c = 0; c < C; ++c) {
-        const auto x = load_as<RegisterWords>(paired + c * kRegisterLanes);
+        for (int c = 0; c < C; ++c) {
+          const auto x = load_as<RegisterWords>(paired + c * kRegisterLanes);
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) acc[r][c] = dot<T>(acc[r][c], x, w[r]);
-      }
-      paired += terms->D;
-    } while (++word < end_of_words);
-  } while (++terms < end);
+          for (int r = 0; r < R; ++r) acc[r][c] = dot<T>(acc[r][c], x, w[r]);
+        }
+        paired += term->D;
+      } while (++word < end_of_words);
+    } while (++term < last);
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-    for (int c = 0; c < C; ++c) store_as(rows[r] + column + c * kRegisterLanes, acc[r][c]);
-  }
-}
-
-// The same for 16 C columns.
-template <typename T, int R, int C>
-LONGHAUL_INLINE void add_heads_to_rows(float* const* rows, const int32_t* const* weights,
-                                       const RowTerm* terms, int num_terms, int64_t column) {
-  constexpr int kRegisters = C * kParts, kAtOnce = kRegisters < 4 ? kRegisters : 4;
-  for (int c = 0; c < kRegisters; c += kAtOnce) {
-    add_heads_to_tile<T, R, kAtOnce>(rows, weights, terms, num_terms, column + c * kRegisterLanes);
-  }
+      for (int c = 0; c < C; ++c) store_as(row[r] + column + c * kRegisterLanes, acc[r][c]);
+    }
+    column += C * kRegisterLanes;
+  } while (column < end);
 }
 
 // Rows of a tile: with four registers of each, their weights and an operand three fill sixteen
-// registers. And the columns of them that it goes over before it takes the next rows: where the
-// registers hold few columns, coming back to a row for each would take longer than its heads do.
+// registers.
 constexpr int kRowsAtOnce = kParts == 1 ? 4 : 3;
-constexpr int64_t kColumnsOfRows = INT64_MAX;
 
-// The same for `count` rows and all D columns of them, some rows at a time: locate(j, row, weights)
-// points at those of row j. Terms are ordered from wide to narrow. For rows that are not there:
-// no_row [kRowsAtOnce][D] takes what is added, no_weights is a row of zeros.
+// The same for `count` rows and all columns of them, some rows at a time: locate(j, row, weights)
+// points at those of row j. Terms are ordered from wide to narrow, the first has D columns. For
+// rows that are not there: no_row [kRowsAtOnce][D] takes what is added, no_weights is a row of
+// zeros.
 template <typename T, typename F>
 LONGHAUL_INLINE void add_terms(const RowTerm* terms, int num_terms, int64_t D, int64_t count,
                                float* no_row, const int32_t* no_weights, const F& locate) {
-  for (int64_t from = 0, next = D; from < D; from = next) {
-    for (int64_t j = 0; j < count; j += kRowsAtOnce) {
-      float* rows[kRowsAtOnce];
-      const int32_t* weights[kRowsAtOnce];
-      for (int r = 0; r < kRowsAtOnce; ++r) {
-        rows[r] = no_row + r * D, weights[r] = no_weights;
-        if (j + r < count) locate(j + r, rows[r], weights[r]);
+  constexpr int64_t kTileColumns = 4 * kRegisterLanes;
+  for (int64_t j = 0; j < count; j += kRowsAtOnce) {
+    float* rows[kRowsAtOnce];
+    const int32_t* weights[kRowsAtOnce];
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      rows[r] = no_row + r * D, weights[r] = no_weights;
+      if (j + r < count) locate(j + r, rows[r], weights[r]);
+    }
+    int64_t column = 0;
+    for (int active = num_terms; active > 0; --active) {
+      const int64_t end = terms[active - 1].D, whole = end - (end - column) % kTileColumns;
+      if (column < whole) {
+        add_heads_to_rows<T, kRowsAtOnce, 4>(rows, weights, terms, active, column, whole);
       }
-      int active = num_terms;
-      for (next = from; next < D && next - from < kColumnsOfRows;) {
-        while (terms[active - 1].D <= next) --active;
-        const bool wide = terms[active - 1].D - next >= 64;
-        if (wide) {
-          add_heads_to_rows<T, kRowsAtOnce, 4>(rows, weights, terms, active, next);
-        } else {
-          add_heads_to_rows<T, kRowsAtOnce, 2>(rows, weights, terms, active, next);
-        }
-        next += wide ? 64 : 32;
+      if (whole < end) {
+        add_heads_to_rows<T, kRowsAtOnce, 2>(rows, weights, terms, active, whole, end);
       }
+      column = end;
     }
   }
 }
