@@ -1,5 +1,6 @@
 #include "longhaul/ops/moe_token_permute/moe_token_permute.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -128,11 +129,10 @@ TEST(PermuteAndUnpermute, BadInput) {
                 ops::moe_token_unpermute(at::zeros({17, 3}), at::zeros({9, 2}), order);
               }),
               HasSubstr("rows: expected [18 x any], got [17 x 3]"));
-  EXPECT_NE(message_of([&] {
-              ops::sort_by_expert(at::full({2, 2}, 9, at::kLong), kExperts);
-            }),
-            "")
-      << "an expert that does not exist";
+  EXPECT_THAT(message_of([&] {
+                ops::sort_by_expert(at::full({2, 2}, 9, at::kLong), kExperts);
+              }),
+              HasSubstr(fmt::format("chosen experts: expected 0 to {}, got 9", kExperts)));
 }
 
 }  // namespace

@@ -1,5 +1,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <numeric>
+
+#include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"
 #include "longhaul/ops/matmul/matmul.h"
 #include "longhaul/ops/moe_token_permute/moe_token_permute.h"
@@ -66,17 +70,35 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
 
 }  // namespace
 
+// Counts the rows of each expert, then gives each choice the next row of its expert.
 TokenOrder sort_by_expert(const Tensor& experts_TK, int64_t num_experts) {
   check_dims(experts_TK, 2, "chosen experts");
-  const Tensor flat = experts_TK.reshape(-1);
-  const Tensor order = at::argsort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false);
-  const Tensor rank = at::arange(flat.numel(), flat.options());
-  const Tensor inverse = at::empty_like(flat).scatter_(0, order, rank);
-  const Tensor counts = at::zeros({num_experts + 1}, flat.options())
-                            .scatter_add_(0, flat, at::ones_like(flat))
-                            .narrow(0, 0, num_experts)
-                            .clone();
-  return {order, inverse.view(experts_TK.sizes()), counts};
+  const int64_t n = experts_TK.numel();
+  if (experts_TK.is_meta()) {
+    return {.order = at::empty({n}, experts_TK.options()),
+            .inverse = at::empty(experts_TK.sizes(), experts_TK.options()),
+            .counts_E = at::empty({num_experts}, experts_TK.options())};
+  }
+  const Tensor host = experts_TK.cpu().contiguous();
+  const int64_t* experts = host.const_data_ptr<int64_t>();
+  std::vector<int64_t> starts(static_cast<size_t>(num_experts) + 2);
+  for (int64_t i = 0; i < n; ++i) {
+    LONGHAUL_CHECK(experts[i] >= 0 && experts[i] <= num_experts,
+                   "chosen experts: expected 0 to {}, got {}", num_experts, experts[i]);
+    ++starts[experts[i] + 1];
+  }
+  const Tensor order = at::empty({n}, host.options()), inverse = at::empty_like(host),
+               counts = at::empty({num_experts}, host.options());
+  std::copy_n(starts.begin() + 1, num_experts, counts.mutable_data_ptr<int64_t>());
+  std::partial_sum(starts.begin(), starts.end(), starts.begin());
+  int64_t *choice_of = order.mutable_data_ptr<int64_t>(),
+          *row_of = inverse.mutable_data_ptr<int64_t>();
+  for (int64_t i = 0; i < n; ++i) {
+    row_of[i] = starts[experts[i]]++;
+    choice_of[row_of[i]] = i;
+  }
+  const auto device = experts_TK.device();
+  return {order.to(device), inverse.to(device), counts.to(device)};
 }
 
 Tensor moe_token_permute_reference(const Tensor& tokens_TD, const TokenOrder& order) {
