@@ -38,8 +38,7 @@ const Case kCases[] = {
     {"packed and padded", {{25, 24, -2}, {-3, 40, 8}}, 4, 64, 32, 9, 2, 32},
     {"only padding", {{-4}}, 2, 32, 32, 3, 2, 32},
     {"several blocks of keys", {{300}}, 8, 32, 32, 150, 8, 32},
-    // Sums over queries in several superblocks (row_scatter.h) of at most: attention 64 queries in
-    // fp32 and 128 in bf16, the indexer 128 and 272.
+    // Sums over queries in several superblocks (row_scatter.h) of at most 64 queries.
     {"more than a superblock", {{300}}, 64, 32, 32, 200, 64, 32},
 };
 

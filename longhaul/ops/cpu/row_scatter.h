@@ -33,22 +33,22 @@ struct RowScatter {
   float* no_row;  // [threads][kRowsAtOnce][D]: where rows that are not there are added up
 
   // A superblock has so many queries that a row's sums, once they are in the cache, take some of
-  // them, and at least 2 MiB and at most 16 MiB of weights and operands. A chunk's sums are 640 KiB.
-  void plan(int64_t S, int64_t L, int64_t row_words) {
+  // them, but leaves 2 to 16 MiB for the second phase. A chunk's sums are 640 KiB at most.
+  void plan(int64_t S, int64_t L) {
     constexpr int64_t kLeastBytes = 2 << 20, kMostBytes = 16 << 20, kChunkBytes = 640 << 10;
     constexpr int64_t kQueriesOfRow = 8;
-    const int64_t per_query = 4 * (round_up(K, 8) * row_words + paired_words);
-    queries = K == 0 ? 0 : kQueriesOfRow * L / K;
-    if (queries < kLeastBytes / per_query) queries = kLeastBytes / per_query;
-    if (queries > kMostBytes / per_query) queries = kMostBytes / per_query;
-    queries = queries < 16 ? 16 : queries / 16 * 16;
     // A short sequence would leave threads without a chunk.
     chunk = kChunkBytes / (4 * D) / 16 * 16;
     const int64_t most = round_up((L + 15) / 16, 16);
     chunk = chunk > most ? most : chunk;
     if (chunk < 16) chunk = 16;
-    if (queries > S) queries = S;
     chunks = (L + chunk - 1) / chunk;
+    const int64_t bytes = 4 * (round_up(K, kKeyBlock) * (weight_words + 2) + paired_words + chunks);
+    queries = K == 0 ? 0 : kQueriesOfRow * L / K;
+    if (queries < kLeastBytes / bytes) queries = kLeastBytes / bytes;
+    if (queries > kMostBytes / bytes) queries = kMostBytes / bytes;
+    queries = queries < 16 ? 16 : queries / 16 * 16;
+    if (queries > S) queries = S;
   }
 
   void take(Workspace& workspace, int64_t L, int64_t threads) {

@@ -67,31 +67,29 @@ LONGHAUL_INLINE void pack_heads(const T* heads, int64_t stride, int num_heads, i
   constexpr int kHeads = kSplit ? 8 : 16, kWords = kSplit ? 2 : 1;
   constexpr int kStep = kWords * kPack<Operand>;
   for (int v = 0; v < vectors; ++v) {
+    const int here = num_heads - v * kHeads;
+    const T* const from = heads + v * kHeads * stride;
+    int32_t* const to_v = out + v * kLanes;
     if constexpr (kParts == 1) {
       for (int64_t d = 0; d < D; d += kHeads * kStep) {
         Words x[kHeads];
 #pragma GCC unroll 16
         for (int h = 0; h < kHeads; ++h) {
-          const int head = v * kHeads + h;
-          x[h] = head < num_heads ? load_operands<Operand>(heads + head * stride + d) : Words{};
+          x[h] = h < here ? load_operands<Operand>(from + h * stride + d) : Words{};
         }
         transpose<kSplit>(x);
 #pragma GCC unroll 16
-        for (int i = 0; i < kHeads; ++i) {
-          store_words(out + (d / kStep + i) * out_stride + v * kLanes, x[i]);
-        }
+        for (int i = 0; i < kHeads; ++i) store_words(to_v + (d / kStep + i) * out_stride, x[i]);
       }
-      continue;
-    }
-    for (int h = 0; h < kHeads; ++h) {
-      const int head = v * kHeads + h;
-      int32_t* to = out + v * kLanes + h * kWords;
-      if (head >= num_heads) {
-        for (int64_t d = 0; d < D; d += kStep, to += out_stride) std::memset(to, 0, 4 * kWords);
-      } else {
-        const T* from = heads + head * stride;
+    } else {
+      for (int h = 0; h < kHeads; ++h) {
+        int32_t* to = to_v + h * kWords;
         for (int64_t d = 0; d < D; d += kStep, to += out_stride) {
-          copy_words<Operand, kWords>(from + d, to);
+          if (h < here) {
+            copy_words<Operand, kWords>(from + h * stride + d, to);
+          } else {
+            std::memset(to, 0, 4 * kWords);
+          }
         }
       }
     }

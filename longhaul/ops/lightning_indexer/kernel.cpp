@@ -148,10 +148,10 @@ LONGHAUL_INLINE void offer_tile(const Args& a, const Query& query, const int32_t
                                 int64_t tile, TopK& best) {
   Floats scores[3];
   score_tile<T>(query.heads, query.weights, padded_heads(a), keys, Buffers<T>::words(a), scores);
-  const int32_t key = static_cast<int32_t>(tile * kTile);
-  Mask visible[3] = {0xffff, 0xffff, 0xffff};
   for (int c = 0; c < 3; ++c) scores[c] = comparable(scores[c]);
-  if (query.first > key || query.last < key + kTile - 1) {
+  const auto key = static_cast<int32_t>(tile * kTile);
+  Mask visible[3] = {0xffff, 0xffff, 0xffff};
+  if (query.first > key || query.last < (tile + 1) * kTile - 1) {
     const Words seen_to = all_words(static_cast<int32_t>(query.last));
     const Words not_seen = all_words(static_cast<int32_t>(query.first) - 1);
     for (int c = 0; c < 3; ++c) {
