@@ -25,6 +25,7 @@ std::vector<Choice> choices() {
       {"all to one", at::full({9, 2}, 2, at::kLong)},
       {"all nowhere", at::full({9, 2}, kExperts, at::kLong)},
       {"one token, one choice", at::full({1, 1}, 3, at::kLong)},
+      {"not contiguous", integers({2, 9}, kExperts, 3).t()},
   };
 }
 
@@ -54,6 +55,13 @@ TEST(SortByExpert, OrderInverseAndCounts) {
       EXPECT_EQ(sorted.counts_E[e].item<int64_t>(), experts.eq(e).sum().item<int64_t>()) << name;
     }
   }
+}
+
+TEST(SortByExpert, OfNoTokens) {
+  const auto sorted = ops::sort_by_expert(at::empty({0, 2}, at::kLong), kExperts);
+  EXPECT_EQ(sorted.order.numel(), 0);
+  EXPECT_EQ(sorted.inverse.sizes(), at::IntArrayRef({0, 2}));
+  EXPECT_TRUE(at::equal(sorted.counts_E, at::zeros({kExperts}, at::kLong)));
 }
 
 TEST(Permute, BringsTokensToTheirRows) {
@@ -129,10 +137,18 @@ TEST(PermuteAndUnpermute, BadInput) {
                 ops::moe_token_unpermute(at::zeros({17, 3}), at::zeros({9, 2}), order);
               }),
               HasSubstr("rows: expected [18 x any], got [17 x 3]"));
-  EXPECT_THAT(message_of([&] {
-                ops::sort_by_expert(at::full({2, 2}, 9, at::kLong), kExperts);
-              }),
-              HasSubstr(fmt::format("chosen experts: expected 0 to {}, got 9", kExperts)));
+  for (const int64_t expert : {int64_t{9}, int64_t{-1}}) {
+    EXPECT_THAT(
+        message_of([&] {
+          ops::sort_by_expert(at::full({2, 2}, expert, at::kLong), kExperts);
+        }),
+        HasSubstr(fmt::format("chosen experts: expected 0 to {}, got {}", kExperts, expert)));
+  }
+  for (const at::Device device : {at::kCPU, at::kMeta}) {
+    const auto experts = at::zeros({2, 2}, at::TensorOptions(at::kInt).device(device));
+    EXPECT_THAT(message_of([&] { ops::sort_by_expert(experts, kExperts); }),
+                HasSubstr("chosen experts: expected int64, got Int"));
+  }
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ struct KeyList {
   int32_t* keys;   // ascending, distinct; room for K rounded up to a block, and 16 more
   int32_t* slots;  // where each stood
   int64_t size = 0;
-  bool in_place = false;  // slots count from 0
+  bool in_place = false;  // key i stood in slot i
 
   void fill(const int32_t* indices, int64_t K) {
     size = 0;
@@ -63,7 +63,7 @@ struct KeyList {
   }
 
  private:
-  // As rows come as a rule.
+  // Whether the keys found are in order, as a selection leaves them.
   bool ascending() const {
     Mask wrong = 0;
     for (int64_t i = 0; i + 1 < size; i += kLanes) {
@@ -72,7 +72,7 @@ struct KeyList {
     return wrong == 0;
   }
 
-  // Shell's.
+  // Shell's sort.
   void sort() {
     for (int64_t gap = size / 2; gap > 0; gap /= 2) {
       for (int64_t i = gap; i < size; ++i) {

@@ -23,23 +23,23 @@ struct RowScatter {
   int64_t term_offsets[kMaxTerms];
   int num_terms;
 
-  int32_t* keys;     // [queries][K + 16]
+  int32_t* keys;     // [queries][K rounded up to a block, and 16]
   int32_t* slots;    // likewise
   int32_t* bounds;   // [queries][chunks + 1]: of a query's keys, the first of each chunk
-  int32_t* weights;  // [queries][K][weight_words]
+  int32_t* weights;  // [queries][K rounded up][weight_words]
   int32_t* paired;   // [queries][paired_words]
   float* sums;       // [L][D], of one row of the batch
   int32_t* no_weights;
   float* no_row;  // [threads][kRowsAtOnce][D]: where rows that are not there are added up
 
-  // A superblock has so many queries that a row's sums, once they are in the cache, take some of
-  // them, but leaves 2 to 16 MiB for the second phase. A chunk's sums are 640 KiB at most.
-  void plan(int64_t S, int64_t L) {
+  // Sums of 640 KiB a chunk, and at least 8 chunks a thread. Of a superblock's queries some select
+  // the same row, so that its sums are worth bringing into the cache; together they leave 2 to 16
+  // MiB for the second phase, if that is at least 8 queries a thread.
+  void plan(int64_t S, int64_t L, int64_t threads) {
     constexpr int64_t kLeastBytes = 2 << 20, kMostBytes = 16 << 20, kChunkBytes = 640 << 10;
-    constexpr int64_t kQueriesOfRow = 8;
-    // A short sequence would leave threads without a chunk.
+    constexpr int64_t kQueriesOfRow = 8, kOfThread = 8;
     chunk = kChunkBytes / (4 * D) / 16 * 16;
-    const int64_t most = round_up((L + 15) / 16, 16);
+    const int64_t least = kOfThread * threads, most = round_up((L + least - 1) / least, 16);
     chunk = chunk > most ? most : chunk;
     if (chunk < 16) chunk = 16;
     chunks = (L + chunk - 1) / chunk;
@@ -47,7 +47,7 @@ struct RowScatter {
     queries = K == 0 ? 0 : kQueriesOfRow * L / K;
     if (queries < kLeastBytes / bytes) queries = kLeastBytes / bytes;
     if (queries > kMostBytes / bytes) queries = kMostBytes / bytes;
-    queries = queries < 16 ? 16 : queries / 16 * 16;
+    if (queries < least) queries = least;
     if (queries > S) queries = S;
   }
 
@@ -115,7 +115,7 @@ struct RowScatter {
     for (int64_t c = 0; c < chunks; ++c) add<T>(count, c, no_row + thread * kRowsAtOnce * D);
   }
 
-  // The sums rounded to T, `columns` of each row.
+  // The sums rounded to T.
   template <typename T>
   void store_rows(int64_t L, T* out) const {
 #pragma omp for schedule(static)

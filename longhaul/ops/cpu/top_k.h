@@ -23,7 +23,8 @@ LONGHAUL_INLINE float from_order(int32_t i) {
 
 class TopK {
  public:
-  // Room behind the last element that a compress may touch.
+  // Room behind the capacity for what one add() appends, and behind that for a vector of which only
+  // the first lanes count.
   static constexpr int64_t kSlack = 4 * kLanes;
   static int64_t capacity(int64_t K) { return (2 * K + 64 > K + 512 ? 2 * K + 64 : K + 512); }
   // Elements of each of the two buffers.
@@ -33,11 +34,11 @@ class TopK {
   TopK(int64_t K, float* scores, int32_t* indices)
       : K_(K), capacity_(capacity(K)), scores_(scores), indices_(indices) {}
 
-  // Takes the lanes of the masks; lane i of vector v has index `first` + 16 v + i. Whether a lane is
-  // above the threshold cannot be foreseen, so that nothing depends on it but what is stored.
+  // Takes the lanes of the masks; lane i of vector v has index `first` + 16 v + i. No branch on
+  // what is above the threshold: it would be foreseen wrongly too often.
   template <int N>
   LONGHAUL_INLINE void add(const Mask (&valid)[N], const Floats (&scores)[N], int32_t first) {
-    static_assert(N * kLanes < kSlack);
+    static_assert(N * kLanes + kLanes <= kSlack);
 #pragma GCC unroll 4
     for (int v = 0; v < N; ++v) {
       append(valid[v] & greater(scores[v], all(threshold_)), scores[v],
@@ -98,9 +99,8 @@ class TopK {
     const float wanted = 0.5F * static_cast<float>(K_ + most);
     if (__builtin_fabsf(low) < kSmallest) below = to_order(-kSmallest);
     for (int step = 0; above - below > 1 && count > most; ++step) {
-      const float part = step % 2 ? 0.5F
-                                  : (wanted - static_cast<float>(rest)) /
-                                        static_cast<float>(count - rest);
+      const float part =
+          step % 2 ? 0.5F : (wanted - static_cast<float>(rest)) / static_cast<float>(count - rest);
       int64_t middle = to_order(part * low + (1 - part) * high);
       if (step >= 20 || middle <= below || middle >= above) middle = (below + above) >> 1;
       const float threshold = from_order(static_cast<int32_t>(middle));

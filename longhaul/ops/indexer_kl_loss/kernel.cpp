@@ -55,7 +55,7 @@ RowScatter plan_scatter(const Args& a, Workspace& workspace) {
   scatter.paired_words = words * a.D;
   scatter.terms[0] = {.paired = nullptr, .D = a.D, .offset = 0, .words = words};
   scatter.num_terms = 1;
-  scatter.plan(a.S, a.L);
+  scatter.plan(a.S, a.L, omp_get_max_threads());
   scatter.take(workspace, a.L, omp_get_max_threads());
   return scatter;
 }

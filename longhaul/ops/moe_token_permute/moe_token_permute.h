@@ -22,7 +22,8 @@ struct TokenOrder {
   Tensor counts_E;  // [E] int64: rows of each expert
 };
 
-// experts [T, k] int64 with values in 0 .. num_experts.
+// experts [T, k] int64 with values in 0 .. num_experts; others are an error. Rows are counted on
+// the host, so that this waits for another device.
 TokenOrder sort_by_expert(const Tensor& experts_TK, int64_t num_experts);
 
 // [T, D] to [T * k, D]. Fused: fp32 and bf16 on the CPU; its gradient is summed in fp32.

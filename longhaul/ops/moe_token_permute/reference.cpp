@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <vector>
 
 #include "longhaul/base/error.h"
 #include "longhaul/ops/common.h"
@@ -73,6 +74,8 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
 // Counts the rows of each expert, then gives each choice the next row of its expert.
 TokenOrder sort_by_expert(const Tensor& experts_TK, int64_t num_experts) {
   check_dims(experts_TK, 2, "chosen experts");
+  LONGHAUL_CHECK(experts_TK.scalar_type() == at::kLong, "chosen experts: expected int64, got {}",
+                 c10::toString(experts_TK.scalar_type()));
   const int64_t n = experts_TK.numel();
   if (experts_TK.is_meta()) {
     return {.order = at::empty({n}, experts_TK.options()),

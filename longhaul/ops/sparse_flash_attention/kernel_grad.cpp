@@ -47,7 +47,7 @@ RowScatter plan_scatter(const longhaul_sparse_attention_args& a, Workspace& work
   scatter.terms[1] = {.paired = nullptr, .D = a.V, .offset = words, .words = words};
   scatter.term_offsets[1] = words * a.D;
   scatter.num_terms = 2;
-  scatter.plan(a.S, a.L);
+  scatter.plan(a.S, a.L, omp_get_max_threads());
   scatter.take(workspace, a.L, omp_get_max_threads());
   return scatter;
 }
