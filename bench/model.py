@@ -45,9 +45,9 @@ REFERENCE_GOAL = 2.58
 # One step of a run is recorded, its last: the profiler adds to what it measures.
 PROFILED = ["--profiling.enable_profiling", "--profiling.profile_freq"]
 
-# The compiled peer was quoted with other tokens/s, from a machine that nobody named. On two cores of
-# an AMD EPYC Zen 5 our peers in the quoted setting make as many (docs/benchmarks.md), so the peak is
-# taken to be the least that a large bf16 product was seen to reach there.
+# The compiled peer was quoted with other tokens/s, from a machine that nobody named; we take it to
+# be two cores of an AMD EPYC Zen 5 (docs/benchmarks.md says why), with the least that a large bf16
+# product was seen to reach there.
 QUOTED_PEAK = 830e9  # FLOP/s
 
 
