@@ -2,7 +2,7 @@
  * longhaul/ops/<operator>/<operator>.h. Arrays are contiguous, in the order that their comments
  * give, unless a stride (in elements) stands beside them, and may start at any multiple of 4 bytes.
  * Letters: B batch, S queries of a row of the batch, L keys of it, H heads, D head dim or features,
- * K selected keys, T tokens. In attention and indexer H <= 128, L <= 2^30 and B S <= 2^40.
+ * K selected keys, T tokens. Attention and indexer: H <= 128, D <= 2^20, L, K <= 2^30, B S <= 2^40.
  *
  * Each function computes on OpenMP's threads and gives the same bits on any number of them. Where
  * there is a workspace, the caller brings it: the `..._workspace` function tells its bytes for the

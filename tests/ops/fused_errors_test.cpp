@@ -235,6 +235,9 @@ TEST(KernelErrors, SayWhatWasExpectedAndWhatCame) {
   using Args = longhaul_sparse_attention_args;
   EXPECT_EQ(sparse(&Args::B, -1), "B: expected at least 0, got -1");
   EXPECT_EQ(sparse(&Args::L, int64_t{1} << 31), "L: expected at most 2^30 keys, got 2147483648");
+  EXPECT_EQ(sparse(&Args::K, int64_t{1} << 31), "K: expected at most 2^30 keys, got 2147483648");
+  EXPECT_EQ(sparse(&Args::D, int64_t{1} << 61),
+            "D: expected at most 2^20 columns, got 2305843009213693952");
   EXPECT_EQ(sparse(&Args::H, 129), "H: expected 1 to 128 heads, got 129");
   EXPECT_EQ(sparse(&Args::D, 33), "D: expected a positive multiple of 32, got 33");
   EXPECT_EQ(sparse(&Args::V, 0), "V: expected a positive multiple of 32, got 0");

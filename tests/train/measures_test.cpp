@@ -110,16 +110,19 @@ TEST(Measures, RecallInTheStepsThatItIsAskedFor) {
   }
 }
 
-// What MFU is a share of. A product that is timed by itself may fall behind, but not get far ahead.
+// What MFU is a share of. A product that is timed by itself may fall behind, but not get far ahead;
+// where other processes had a processor while the peak was measured, it is measured again.
 TEST(Measures, NoProductIsFasterThanThePeak) {
-  const double peak = train::measure_peak_flops(at::kCPU, at::kFloat);
   constexpr int64_t kSize = 1024;
   const at::Tensor x = at::ones({kSize, kSize});
-  double best = 0;
-  for (int i = 0; i < 4; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    ops::product(x, x);
-    best = std::max(best, 2.0 * kSize * kSize * kSize / seconds_since(start));
+  double peak = 0, best = 0;
+  for (int attempt = 0; attempt < 20 && (attempt == 0 || best >= 1.5 * peak); ++attempt) {
+    peak = std::max(peak, train::measure_peak_flops(at::kCPU, at::kFloat));
+    for (int i = 0; i < 4; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      ops::product(x, x);
+      best = std::max(best, 2.0 * kSize * kSize * kSize / seconds_since(start));
+    }
   }
   EXPECT_LT(best, 1.5 * peak);
   EXPECT_GT(best, 0.02 * peak);

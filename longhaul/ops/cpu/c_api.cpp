@@ -8,6 +8,7 @@ namespace longhaul::cpu {
 namespace {
 
 constexpr int64_t kMaxKeys = int64_t{1} << 30;  // indices are int32
+constexpr int64_t kMaxColumns = 1 << 20;        // so that a row's bytes can be counted
 
 }  // namespace
 
@@ -51,6 +52,8 @@ const char* check_attention(int64_t B, int64_t S, int64_t L, int64_t H, int64_t 
   if (L > kMaxKeys) return wrong("L: expected at most 2^30 keys, got {}", L);
   if (H < 1 || H > 128) return wrong("H: expected 1 to 128 heads, got {}", H);
   if (const char* error = check_at_least(1, D, "D")) return error;
+  if (D > kMaxColumns) return wrong("D: expected at most 2^20 columns, got {}", D);
+  if (K > kMaxKeys) return wrong("K: expected at most 2^30 keys, got {}", K);
   return check_at_least(1, K, "K");
 }
 
