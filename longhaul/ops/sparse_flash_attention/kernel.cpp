@@ -88,40 +88,40 @@ class Forward {
     const int padded = static_cast<int>(round_up(count, 8));
     score(rows, unit0, count, padded);
     for (int64_t v = 0; v < b.vectors; ++v) {
-      store(b.maxima + (block * b.vectors + v) * kLanes, raise_maximum(unit0, padded, v));
+      store(b.maxima + (block * b.vectors + v) * kLanes, raise_maximum(unit0, v));
       exponentiate(unit0, padded, v);
     }
     const int heads = static_cast<int>(Layout::heads(a_.H));
     add_weighted_rows<Operand<T>>(rows, padded, b.weights, heads, a_.V, b.sums);
   }
 
-  // Scores of `padded` keys, those from `count` on masked.
+  // Scores of `padded` keys, those from `count` on masked, and the maxima with them.
   void score(const char* const* rows, int64_t unit0, int count, int padded) {
     auto& b = buffers_;
     const Floats scale = all(a_.scale * kLog2E);
     const int64_t stride = b.vectors * kLanes, steps = a_.D / Layout::kStep;
+    for (int64_t v = 0; v < b.vectors; ++v) found_[v] = stats_.max[v];
     for (int r = 0; r < padded; r += 8) {
       for (int64_t v = 0; v < b.vectors; ++v) {
-        Floats dots[8][1];
+        Floats dots[8][1], found = found_[v];
         multiply_rows<Operand<T>, kSplit, 8, 1, 2>(rows + r, b.query + v * kLanes, stride, steps,
                                                    dots);
         for (int i = 0; i < 8; i += Layout::kKeysInUnit) {
-          const int64_t unit = unit0 + (r + i) / Layout::kKeysInUnit;
-          const Floats unit_dots = Layout::unit(&dots[i][0]);
-          store(scores_of(unit) + v * kLanes,
-                select(Layout::keys_before(count - (r + i)), unit_dots * scale, all(kMasked)));
+          Floats scores = Layout::unit(&dots[i][0]) * scale;
+          if (r + 8 > count) {
+            scores = select(Layout::keys_before(count - (r + i)), scores, all(kMasked));
+          }
+          store(scores_of(unit0 + (r + i) / Layout::kKeysInUnit) + v * kLanes, scores);
+          found = max(found, scores);
         }
+        found_[v] = found;
       }
     }
   }
 
   // The running maximum of a vector of heads with the block's scores; sums so far are rescaled.
-  Floats raise_maximum(int64_t unit0, int padded, int64_t v) {
-    Floats found = stats_.max[v];
-    for (int i = 0; i < padded / Layout::kKeysInUnit; ++i) {
-      found = max(found, load(scores_of(unit0 + i) + v * kLanes));
-    }
-    found = Layout::max_of_head(found);
+  Floats raise_maximum(int64_t unit0, int64_t v) {
+    const Floats found = Layout::max_of_head(found_[v]);
     if (greater(found, stats_.max[v]) == 0) return stats_.max[v];
     const Floats factor = exp2(stats_.max[v] - found);
     stats_.max[v] = found;
@@ -205,6 +205,7 @@ class Forward {
   const Args& a_;
   Buffers<T, kSplit> buffers_;
   Statistics stats_;
+  Floats found_[kMaxVectors];  // a block's maxima, of each lane
 };
 
 template <typename T, bool kSplit>
