@@ -35,27 +35,83 @@ LONGHAUL_INLINE Words load_operands(const T* from) {
   }
 }
 
-// 8 rows of 8 pairs of lanes, or 16 rows of 16 lanes, to columns: a round of zips moves the highest
-// bit of a row's number to the lowest bit of its lanes' numbers.
-template <bool kPairs, int N>
-LONGHAUL_INLINE void transpose(Words (&x)[N]) {
-  static_assert(N == (kPairs ? 8 : 16));
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Word j of row i becomes word i of row j, of eight rows.
+LONGHAUL_INLINE void transpose_eight(__m256i (&x)[8]) {
+  __m256i pairs[8], fours[8];  // of rows, next to each other in each half
 #pragma GCC unroll 4
-  for (int round = 1; round < N; round *= 2) {
-    Words y[N];
-#pragma GCC unroll 8
-    for (int i = 0; i < N / 2; ++i) {
-      const Words a = x[i], b = x[i + N / 2];
-      if constexpr (kPairs) {
-        y[2 * i] = shuffle<0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23>(a, b);
-        y[2 * i + 1] = shuffle<8, 9, 24, 25, 10, 11, 26, 27, 12, 13, 28, 29, 14, 15, 30, 31>(a, b);
-      } else {
-        y[2 * i] = shuffle<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(a, b);
-        y[2 * i + 1] = shuffle<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(a, b);
-      }
-    }
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_epi32(x[i], x[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_epi32(x[i], x[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const int from = i / 2 * 4 + i % 2;
+    fours[2 * i] = _mm256_unpacklo_epi64(pairs[from], pairs[from + 2]);
+    fours[2 * i + 1] = _mm256_unpackhi_epi64(pairs[from], pairs[from + 2]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x20);
+    x[i + 4] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x31);
+  }
+}
+#endif
+
+// Word j of row i becomes word i of row j.
+LONGHAUL_INLINE void transpose_words(Words (&x)[kLanes]) {
+#if defined(__AVX512F__)
+#pragma GCC unroll 4
+  for (int step = 1; step < kLanes; step *= 2) {
+    const Words lane = lane_numbers();
+    const Words upper = (lane & step) != 0;
+    const Words first = (upper & (lane - step + kLanes)) | (~upper & lane);
+    const Words second = (upper & (lane + kLanes)) | (~upper & (lane + step));
 #pragma GCC unroll 16
-    for (int i = 0; i < N; ++i) x[i] = y[i];
+    for (int i = 0; i < kLanes; ++i) {
+      if (i & step) continue;
+      const Words a = x[i], b = x[i + step];
+      x[i] = __builtin_shuffle(a, b, first);
+      x[i + step] = __builtin_shuffle(a, b, second);
+    }
+  }
+#elif defined(__AVX2__)
+  Words columns[kLanes];
+  for (int rows = 0; rows < kLanes; rows += 8) {
+    for (int part = 0; part < kParts; ++part) {
+      __m256i block[8];
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) block[i] = __m256i(x[rows + i].part[part]);
+      transpose_eight(block);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) columns[8 * part + i].part[rows / 8] = RegisterWords(block[i]);
+    }
+  }
+  for (int i = 0; i < kLanes; ++i) x[i] = columns[i];
+#else
+  int32_t rows[kLanes][kLanes], columns[kLanes][kLanes];
+  std::memcpy(rows, x, sizeof rows);
+  for (int i = 0; i < kLanes; ++i) {
+    for (int j = 0; j < kLanes; ++j) columns[j][i] = rows[i][j];
+  }
+  std::memcpy(static_cast<void*>(x), columns, sizeof columns);
+#endif
+}
+
+// The same with pairs of words, of eight rows: a round of zips moves the highest bit of a row's
+// number to the lowest bit of its pairs' numbers.
+LONGHAUL_INLINE void transpose_pairs(Words (&x)[8]) {
+#pragma GCC unroll 3
+  for (int round = 0; round < 3; ++round) {
+    Words y[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const Words a = x[i], b = x[i + 4];
+      y[2 * i] = shuffle<0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23>(a, b);
+      y[2 * i + 1] = shuffle<8, 9, 24, 25, 10, 11, 26, 27, 12, 13, 28, 29, 14, 15, 30, 31>(a, b);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) x[i] = y[i];
   }
 }
 
@@ -77,7 +133,11 @@ LONGHAUL_INLINE void pack_heads(const T* heads, int64_t stride, int num_heads, i
         for (int h = 0; h < kHeads; ++h) {
           x[h] = h < here ? load_operands<Operand>(from + h * stride + d) : Words{};
         }
-        transpose<kSplit>(x);
+        if constexpr (kSplit) {
+          transpose_pairs(x);
+        } else {
+          transpose_words(x);
+        }
 #pragma GCC unroll 16
         for (int i = 0; i < kHeads; ++i) store_words(to_v + (d / kStep + i) * out_stride, x[i]);
       }

@@ -14,93 +14,21 @@ constexpr int kPanel = 32;  // columns
 constexpr int kVectors = kPanel / kLanes;
 constexpr int kRows = kParts == 1 ? 8 : 16;  // that are multiplied at a time
 
-// Sixteen words of operands from as many elements as they hold.
-template <typename T>
-LONGHAUL_INLINE Words load_operands(const T* from) {
-  if constexpr (sizeof(T) == sizeof(Operand<T>)) {
-    return load_words(from);
-  } else {
-    return Words(load_as_floats(from));
-  }
-}
-
-// The first `count` of them, zeros behind; none where count is not positive.
+// Sixteen words of operands: the first `count` elements, zeros behind; none where count is not
+// positive.
 template <typename T>
 LONGHAUL_INLINE Words load_operands(const T* from, int64_t count) {
   constexpr int64_t kElements = kLanes * kPackOperand<T>;
-  if (count >= kElements) return load_operands(from);
+  if (count >= kElements) return load_operands<Operand<T>>(from);
   T part[kElements] = {};
   if (count > 0) std::memcpy(part, from, static_cast<size_t>(count) * sizeof(T));
-  return load_operands(part);
+  return load_operands<Operand<T>>(part);
 }
 
 // Words of operands that n elements take.
 template <typename T>
 int64_t words_of(int64_t n) {
   return (n + kPackOperand<T> - 1) / kPackOperand<T>;
-}
-
-#if defined(__AVX2__) && !defined(__AVX512F__)
-// Word j of row i becomes word i of row j, of eight rows.
-LONGHAUL_INLINE void transpose_eight(__m256i (&x)[8]) {
-  __m256i pairs[8], fours[8];  // of rows, next to each other in each half
-#pragma GCC unroll 4
-  for (int i = 0; i < 8; i += 2) {
-    pairs[i] = _mm256_unpacklo_epi32(x[i], x[i + 1]);
-    pairs[i + 1] = _mm256_unpackhi_epi32(x[i], x[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const int from = i / 2 * 4 + i % 2;
-    fours[2 * i] = _mm256_unpacklo_epi64(pairs[from], pairs[from + 2]);
-    fours[2 * i + 1] = _mm256_unpackhi_epi64(pairs[from], pairs[from + 2]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    x[i] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x20);
-    x[i + 4] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x31);
-  }
-}
-#endif
-
-// Word j of row i becomes word i of row j.
-LONGHAUL_INLINE void transpose_words(Words (&x)[kLanes]) {
-#if defined(__AVX512F__)
-#pragma GCC unroll 4
-  for (int step = 1; step < kLanes; step *= 2) {
-    const Words lane = lane_numbers();
-    const Words upper = (lane & step) != 0;
-    const Words first = (upper & (lane - step + kLanes)) | (~upper & lane);
-    const Words second = (upper & (lane + kLanes)) | (~upper & (lane + step));
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) {
-      if (i & step) continue;
-      const Words a = x[i], b = x[i + step];
-      x[i] = __builtin_shuffle(a, b, first);
-      x[i + step] = __builtin_shuffle(a, b, second);
-    }
-  }
-#elif defined(__AVX2__)
-  Words columns[kLanes];
-  for (int rows = 0; rows < kLanes; rows += 8) {
-    for (int part = 0; part < kParts; ++part) {
-      __m256i block[8];
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) block[i] = __m256i(x[rows + i].part[part]);
-      transpose_eight(block);
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) columns[8 * part + i].part[rows / 8] = RegisterWords(block[i]);
-    }
-  }
-  for (int i = 0; i < kLanes; ++i) x[i] = columns[i];
-#else
-  int32_t rows[kLanes][kLanes], columns[kLanes][kLanes];
-  std::memcpy(rows, x, sizeof rows);
-  for (int i = 0; i < kLanes; ++i) {
-    for (int j = 0; j < kLanes; ++j) columns[j][i] = rows[i][j];
-  }
-  std::memcpy(static_cast<void*>(x), columns, sizeof columns);
-#endif
 }
 
 // A panel of up to 32 rows of `rows` [count, D] as columns: [words_of(D), rounded up to 16][32].
