@@ -53,11 +53,11 @@ struct RowScatter {
 
   void take(Workspace& workspace, int64_t L, int64_t threads) {
     const int64_t room = round_up(K, kKeyBlock) + kLanes;
-    keys = workspace.take<int32_t>(queries * room);
-    slots = workspace.take<int32_t>(queries * room);
-    bounds = workspace.take<int32_t>(queries * (chunks + 1));
-    weights = workspace.take<int32_t>(queries * round_up(K, kKeyBlock) * weight_words);
-    paired = workspace.take<int32_t>(queries * paired_words);
+    keys = workspace.take<int32_t>(2 * queries * room);
+    slots = workspace.take<int32_t>(2 * queries * room);
+    bounds = workspace.take<int32_t>(2 * queries * (chunks + 1));
+    weights = workspace.take<int32_t>(2 * queries * round_up(K, kKeyBlock) * weight_words);
+    paired = workspace.take<int32_t>(2 * queries * paired_words);
     sums = workspace.take<float>(L * D);
     no_weights = workspace.take<int32_t>(weight_words);
     no_row = workspace.take<float>(threads * kRowsAtOnce * D);
@@ -83,21 +83,32 @@ struct RowScatter {
   }
 
   // The gradients of one row of the batch, shared among the threads of the enclosing parallel
-  // region. differentiate(t, place) is the first phase of query t, the place-th of its superblock.
+  // region. differentiate(t, place) is the first phase of query t, which leaves its part at that
+  // place. A superblock's first phase and the second one of that before are one loop: threads wait
+  // for each other half as often, and for a query, not for a chunk.
   template <typename Operand, typename T, typename F>
   void run(int64_t S, int64_t L, int64_t thread, const F& differentiate, T* out) const {
     clear_sums(L);
-    for (int64_t t0 = 0; t0 < S; t0 += queries) {
-      const int64_t count = S - t0 < queries ? S - t0 : queries;
-#pragma omp for schedule(dynamic, 4)
-      for (int64_t i = 0; i < count; ++i) differentiate(t0 + i, i);
-      add_all<Operand>(count, thread);
+    int64_t left = 0;  // by that before
+    for (int64_t t0 = 0; t0 < S || left > 0; t0 += queries) {
+      const int64_t count = t0 >= S ? 0 : S - t0 < queries ? S - t0 : queries;
+      const int64_t here = t0 / queries % 2 * queries, before = queries - here;
+      const int64_t to_add = left > 0 ? chunks : 0;
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t i = 0; i < to_add + count; ++i) {
+        if (i < to_add) {
+          add<Operand>(before, before + left, i, no_row + thread * kRowsAtOnce * D);
+        } else {
+          differentiate(t0 + i - to_add, here + i - to_add);
+        }
+      }
+      left = count;
     }
     store_rows(L, out);
   }
 
  private:
-  // The three parts below end with a barrier.
+  // Ends with a barrier, as store_rows() does.
   void clear_sums(int64_t L) const {
 #pragma omp single nowait
     std::memset(no_weights, 0, static_cast<size_t>(weight_words) * sizeof *no_weights);
@@ -106,13 +117,6 @@ struct RowScatter {
       const int64_t end = (c + 1) * chunk < L ? (c + 1) * chunk : L;
       std::memset(sums + c * chunk * D, 0, static_cast<size_t>((end - c * chunk) * D) * 4);
     }
-  }
-
-  // Second phase: adds what the first `count` queries of the superblock left.
-  template <typename T>
-  void add_all(int64_t count, int64_t thread) const {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t c = 0; c < chunks; ++c) add<T>(count, c, no_row + thread * kRowsAtOnce * D);
   }
 
   // The sums rounded to T.
@@ -125,11 +129,11 @@ struct RowScatter {
     }
   }
 
-  // Second phase for a chunk of rows: what `count` queries left for them.
+  // Second phase for a chunk of rows: adds what the queries at places [first, last) left for them.
   template <typename T>
-  void add(int64_t count, int64_t c, float* no_row_of_thread) const {
-    for (int64_t query = 0; query < count; ++query) {
-      if (query + 1 < count) prefetch_query(query + 1, c);
+  void add(int64_t first, int64_t last, int64_t c, float* no_row_of_thread) const {
+    for (int64_t query = first; query < last; ++query) {
+      if (query + 1 < last) prefetch_query(query + 1, c);
       const int32_t* const bound = bounds + query * (chunks + 1) + c;
       if (bound[0] == bound[1]) continue;
       RowTerm mine[kMaxTerms];
