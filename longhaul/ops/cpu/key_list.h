@@ -45,17 +45,18 @@ struct KeyList {
   }
 
   // Pointers to the rows of a block of keys; a row of zeros where there are none.
+  template <int N>
   int rows(int64_t from, const char* base, int64_t row_bytes, const char* zeros,
-           const char* (&out)[kKeyBlock]) const {
-    const int64_t count = size - from < kKeyBlock ? size - from : kKeyBlock;
+           const char* (&out)[N]) const {
+    const int64_t count = size - from < N ? size - from : N;
     for (int64_t i = 0; i < count; ++i) out[i] = base + keys[from + i] * row_bytes;
-    for (int64_t i = count; i < kKeyBlock; ++i) out[i] = zeros;
+    for (int64_t i = count; i < N; ++i) out[i] = zeros;
     return static_cast<int>(count);
   }
 
-  // Asks for the rows of the block that comes next.
-  void prefetch(int64_t from, const char* base, int64_t row_bytes) const {
-    const int64_t end = from + kKeyBlock < size ? from + kKeyBlock : size;
+  // Asks for the rows of keys [from, to).
+  void prefetch(int64_t from, int64_t to, const char* base, int64_t row_bytes) const {
+    const int64_t end = to < size ? to : size;
     for (int64_t i = from; i < end; ++i) {
       const char* row = base + keys[i] * row_bytes;
       for (int64_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(row + at, 0, 2);

@@ -90,7 +90,7 @@ class Loss {
     for (int64_t from = 0; from < keys.size; from += kKeyBlock) {
       const char* rows[kKeyBlock];
       const int count = keys.rows(from, base(key), row_bytes(), buffers_.zeros, rows);
-      keys.prefetch(from + kKeyBlock, base(key), row_bytes());
+      keys.prefetch(from + kKeyBlock, from + 2 * kKeyBlock, base(key), row_bytes());
       const int padded = static_cast<int>(round_up(count, 8));
       for (int r = 0; r < padded; r += 8) {
         int32_t* weights = scatter.weights_of(place) + (from + r) * scatter.weight_words;

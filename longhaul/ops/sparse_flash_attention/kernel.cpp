@@ -1,4 +1,4 @@
-// Forward. A query's heads are packed on the lanes, its keys' rows are read where they lie, 32 at a
+// Forward. A query's heads are packed on the lanes, its keys' rows are read where they lie, 64 at a
 // time, with an online softmax: maxima, sums and probabilities are vertical.
 #include <omp.h>
 
@@ -16,6 +16,7 @@ namespace {
 using Args = longhaul_sparse_attention_args;
 
 constexpr float kMasked = -1e30F;
+constexpr int kBlock = 64;  // keys whose rows are read twice in a row
 
 // What a thread works in.
 template <typename T, bool kSplit>
@@ -32,14 +33,14 @@ struct Buffers {
   char* zeros;       // a row
 
   Buffers(const Args& a, Workspace& workspace) : vectors(Layout::vectors(a.H)) {
-    const int64_t K = round_up(a.K, kKeyBlock), lanes = vectors * kLanes;
+    const int64_t K = round_up(a.K, kBlock), lanes = vectors * kLanes;
     units = K / Layout::kKeysInUnit;
     keys.keys = workspace.take<int32_t>(K + kLanes);
     keys.slots = workspace.take<int32_t>(K + kLanes);
     query = workspace.take<int32_t>(a.D / Layout::kStep * lanes);
     scores = workspace.take<float>(units * lanes);
-    maxima = workspace.take<float>(K / kKeyBlock * lanes);
-    weights = workspace.take<int32_t>(kKeyBlock / kPackOperand<T> * lanes);
+    maxima = workspace.take<float>(K / kBlock * lanes);
+    weights = workspace.take<int32_t>(kBlock / kPackOperand<T> * lanes);
     sums = workspace.take<float>(a.V * Layout::heads(a.H));
     zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(Operand<T>)));
   }
@@ -70,11 +71,11 @@ class Forward {
                                    b.query, b.vectors * kLanes);
     std::memset(b.sums, 0, static_cast<size_t>(a_.V * Layout::heads(a_.H)) * sizeof(float));
     for (int64_t v = 0; v < b.vectors; ++v) stats_.max[v] = all(kMasked), stats_.sum[v] = Floats{};
-    for (int64_t from = 0; from < b.keys.size; from += kKeyBlock) {
-      const char* rows[kKeyBlock];
+    for (int64_t from = 0; from < b.keys.size; from += kBlock) {
+      const char* rows[kBlock];
       const int count = b.keys.rows(from, base, row_bytes, b.zeros, rows);
-      b.keys.prefetch(from + kKeyBlock, base, row_bytes);
-      add_block(rows, from / kKeyBlock, count);
+      b.keys.prefetch(from + kBlock, from + 2 * kBlock, base, row_bytes);
+      add_block(rows, from / kBlock, count);
     }
     finish(row);
   }
@@ -84,7 +85,7 @@ class Forward {
 
   void add_block(const char* const* rows, int64_t block, int count) {
     auto& b = buffers_;
-    const int64_t unit0 = block * (kKeyBlock / Layout::kKeysInUnit);
+    const int64_t unit0 = block * (kBlock / Layout::kKeysInUnit);
     const int padded = static_cast<int>(round_up(count, 8));
     score(rows, unit0, count, padded);
     for (int64_t v = 0; v < b.vectors; ++v) {
@@ -186,7 +187,7 @@ class Forward {
     for (int64_t h = a_.H; h < Layout::heads(a_.H); ++h) inverse[h] = 0;
     for (int64_t i = 0; i < a_.K; ++i) out[i] = 0;
     for (int64_t from = 0; from < b.keys.size; from += kLanes) {
-      const int64_t block = from / kKeyBlock;
+      const int64_t block = from / kBlock;
       Floats sums = {};
       for (int64_t v = 0; v < b.vectors; ++v) {
         const Floats then = load(b.maxima + (block * b.vectors + v) * kLanes);

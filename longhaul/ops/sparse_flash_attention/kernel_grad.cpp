@@ -80,7 +80,7 @@ class Backward {
     for (int64_t from = 0; from < keys.size; from += kKeyBlock) {
       const char* rows[kKeyBlock];
       const int count = keys.rows(from, base, row_bytes, buffers_.zeros, rows);
-      keys.prefetch(from + kKeyBlock, base, row_bytes);
+      keys.prefetch(from + kKeyBlock, from + 2 * kKeyBlock, base, row_bytes);
       const int padded = static_cast<int>(round_up(count, 8));
       for (int r = 0; r < padded; r += 8) {
         for (int64_t v = 0; v < Layout::vectors(a_.H); ++v) {
