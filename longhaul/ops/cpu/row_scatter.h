@@ -32,12 +32,12 @@ struct RowScatter {
   int32_t* no_weights;
   float* no_row;  // [threads][kRowsAtOnce][D]: where rows that are not there are added up
 
-  // Sums of 640 KiB a chunk, and at least 8 chunks a thread. Of a superblock's queries some select
+  // Sums of 640 KiB a chunk, and at least 4 chunks a thread. Of a superblock's queries some select
   // the same row, so that its sums are worth bringing into the cache; together they leave 2 to 16
-  // MiB for the second phase, if that is at least 8 queries a thread.
+  // MiB for the second phase, if that is at least 4 queries a thread.
   void plan(int64_t S, int64_t L, int64_t threads) {
     constexpr int64_t kLeastBytes = 2 << 20, kMostBytes = 16 << 20, kChunkBytes = 640 << 10;
-    constexpr int64_t kQueriesOfRow = 8, kOfThread = 8;
+    constexpr int64_t kQueriesOfRow = 8, kOfThread = 4;
     chunk = kChunkBytes / (4 * D) / 16 * 16;
     const int64_t least = kOfThread * threads, most = round_up((L + least - 1) / least, 16);
     chunk = chunk > most ? most : chunk;
