@@ -13,31 +13,20 @@ struct BlockScatter {
   static constexpr int kMaxTerms = 2;
 
   int64_t L, lanes, weight_words, paired_words, blocks;  // blocks of a superblock
-  int64_t widest;                                        // columns of a row's sums
   KeyRange* ranges;                                      // [blocks]
   int32_t* weights;                                      // [blocks][L + kTile][weight_words]
   int32_t* paired;                                       // [blocks][paired_words]
-  float* no_rows;                                        // [threads][kRowsAtOnce][widest]
-  int32_t* no_weights;                                   // [weight_words]
 
   // As many blocks as keep their weights in 32 MiB, but no thread without one.
-  void plan(int64_t all_blocks, int64_t threads) {
+  void take(Workspace& workspace, int64_t all_blocks, int64_t threads) {
     constexpr int64_t kBytes = int64_t{32} << 20;
     const int64_t words = (L + kTile) * weight_words + paired_words;  // none without a query
     blocks = words == 0 ? threads : kBytes / (4 * words) / threads * threads;
     if (blocks < threads) blocks = threads;
     if (blocks > all_blocks) blocks = all_blocks;
-  }
-
-  void take(Workspace& workspace, int64_t threads) {
     ranges = workspace.take<KeyRange>(blocks);
     weights = workspace.take<int32_t>(blocks * (L + kTile) * weight_words);
     paired = workspace.take<int32_t>(blocks * paired_words);
-    no_rows = workspace.take<float>(threads * kRowsAtOnce * widest);
-    no_weights = workspace.take<int32_t>(weight_words);
-  }
-  void clear() const {
-    std::memset(no_weights, 0, static_cast<size_t>(weight_words) * sizeof *no_weights);
   }
 
   // A block's weights for `key`, which it sees, and those that follow.
@@ -49,7 +38,7 @@ struct BlockScatter {
   // Second phase: adds to sums [L][D] of keys [from, to) what blocks [first, last) left for them.
   template <typename T>
   void add(int64_t first, int64_t last, int64_t from, int64_t to, const RowTerm* terms,
-           const int64_t* offsets, int num_terms, int64_t D, int64_t thread, float* sums) const {
+           const int64_t* offsets, int num_terms, int64_t D, float* sums) const {
     for (int64_t block = first; block < last; ++block) {
       const KeyRange& keys = ranges[block];
       const int64_t low = keys.low > from ? keys.low : from;
@@ -61,8 +50,8 @@ struct BlockScatter {
         mine[i].paired = paired_of(block) + offsets[i];
       }
       const int32_t* words = weights_of(block, low);
-      add_terms<T>(mine, num_terms, D, high - low, no_rows + thread * kRowsAtOnce * widest,
-                   no_weights, [&](int64_t j, float*& row, const int32_t*& row_weights) {
+      add_terms<T>(mine, num_terms, high - low,
+                   [&](int64_t j, float*& row, const int32_t*& row_weights) {
                      row = sums + (low + j) * D;
                      row_weights = words + j * weight_words;
                    });

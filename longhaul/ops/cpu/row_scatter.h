@@ -23,19 +23,19 @@ struct RowScatter {
   int64_t term_offsets[kMaxTerms];
   int num_terms;
 
+  // Of two superblocks, one behind the other:
   int32_t* keys;     // [queries][K rounded up to a block, and 16]
   int32_t* slots;    // likewise
   int32_t* bounds;   // [queries][chunks + 1]: of a query's keys, the first of each chunk
   int32_t* weights;  // [queries][K rounded up][weight_words]
   int32_t* paired;   // [queries][paired_words]
-  float* sums;       // [L][D], of one row of the batch
-  int32_t* no_weights;
-  float* no_row;  // [threads][kRowsAtOnce][D]: where rows that are not there are added up
+
+  float* sums;  // [L][D], of one row of the batch
 
   // Sums of 640 KiB a chunk, and at least 4 chunks a thread. Of a superblock's queries some select
   // the same row, so that its sums are worth bringing into the cache; together they leave 2 to 16
   // MiB for the second phase, if that is at least 4 queries a thread.
-  void plan(int64_t S, int64_t L, int64_t threads) {
+  void take(Workspace& workspace, int64_t S, int64_t L, int64_t threads) {
     constexpr int64_t kLeastBytes = 2 << 20, kMostBytes = 16 << 20, kChunkBytes = 640 << 10;
     constexpr int64_t kQueriesOfRow = 8, kOfThread = 4;
     chunk = kChunkBytes / (4 * D) / 16 * 16;
@@ -49,9 +49,7 @@ struct RowScatter {
     if (queries > kMostBytes / bytes) queries = kMostBytes / bytes;
     if (queries < least) queries = least;
     if (queries > S) queries = S;
-  }
 
-  void take(Workspace& workspace, int64_t L, int64_t threads) {
     const int64_t room = round_up(K, kKeyBlock) + kLanes;
     keys = workspace.take<int32_t>(2 * queries * room);
     slots = workspace.take<int32_t>(2 * queries * room);
@@ -59,8 +57,6 @@ struct RowScatter {
     weights = workspace.take<int32_t>(2 * queries * round_up(K, kKeyBlock) * weight_words);
     paired = workspace.take<int32_t>(2 * queries * paired_words);
     sums = workspace.take<float>(L * D);
-    no_weights = workspace.take<int32_t>(weight_words);
-    no_row = workspace.take<float>(threads * kRowsAtOnce * D);
   }
 
   // The keys that a query has selected, and which of them each chunk has: for its first phase.
@@ -87,7 +83,7 @@ struct RowScatter {
   // place. A superblock's first phase and the second one of that before are one loop: threads wait
   // for each other half as often, and for a query, not for a chunk.
   template <typename Operand, typename T, typename F>
-  void run(int64_t S, int64_t L, int64_t thread, const F& differentiate, T* out) const {
+  void run(int64_t S, int64_t L, const F& differentiate, T* out) const {
     clear_sums(L);
     int64_t left = 0;  // by that before
     for (int64_t t0 = 0; t0 < S || left > 0; t0 += queries) {
@@ -97,7 +93,7 @@ struct RowScatter {
 #pragma omp for schedule(dynamic, 1)
       for (int64_t i = 0; i < to_add + count; ++i) {
         if (i < to_add) {
-          add<Operand>(before, before + left, i, no_row + thread * kRowsAtOnce * D);
+          add<Operand>(before, before + left, i);
         } else {
           differentiate(t0 + i - to_add, here + i - to_add);
         }
@@ -110,8 +106,6 @@ struct RowScatter {
  private:
   // Ends with a barrier, as store_rows() does.
   void clear_sums(int64_t L) const {
-#pragma omp single nowait
-    std::memset(no_weights, 0, static_cast<size_t>(weight_words) * sizeof *no_weights);
 #pragma omp for schedule(static)
     for (int64_t c = 0; c < chunks; ++c) {
       const int64_t end = (c + 1) * chunk < L ? (c + 1) * chunk : L;
@@ -131,7 +125,7 @@ struct RowScatter {
 
   // Second phase for a chunk of rows: adds what the queries at places [first, last) left for them.
   template <typename T>
-  void add(int64_t first, int64_t last, int64_t c, float* no_row_of_thread) const {
+  void add(int64_t first, int64_t last, int64_t c) const {
     for (int64_t query = first; query < last; ++query) {
       if (query + 1 < last) prefetch_query(query + 1, c);
       const int32_t* const bound = bounds + query * (chunks + 1) + c;
@@ -141,7 +135,7 @@ struct RowScatter {
         mine[i] = terms[i];
         mine[i].paired = paired + query * paired_words + term_offsets[i];
       }
-      add_query<T>(keys_of(query), weights_of(query), bound[0], bound[1], mine, no_row_of_thread);
+      add_query<T>(keys_of(query), weights_of(query), bound[0], bound[1], mine);
     }
   }
 
@@ -161,14 +155,13 @@ struct RowScatter {
 
   template <typename T>
   void add_query(const int32_t* row_keys, const int32_t* row_weights, int64_t from, int64_t to,
-                 const RowTerm* mine, float* no_row_of_thread) const {
-    add_terms<T>(mine, num_terms, D, to - from, no_row_of_thread, no_weights,
-                 [&](int64_t j, float*& row, const int32_t*& words) {
-                   row = sums + row_keys[from + j] * D;
-                   words = row_weights + (from + j) * weight_words;
-                   constexpr int kAhead = 8;
-                   if (from + j + kAhead < to) __builtin_prefetch(words + kAhead * weight_words);
-                 });
+                 const RowTerm* mine) const {
+    add_terms<T>(mine, num_terms, to - from, [&](int64_t j, float*& row, const int32_t*& words) {
+      row = sums + row_keys[from + j] * D;
+      words = row_weights + (from + j) * weight_words;
+      constexpr int kAhead = 8;
+      if (from + j + kAhead < to) __builtin_prefetch(words + kAhead * weight_words);
+    });
   }
 };
 

@@ -507,33 +507,36 @@ LONGHAUL_TILE void add_heads_to_rows(float* const* rows, const int32_t* const* w
 // registers.
 constexpr int kRowsAtOnce = kParts == 1 ? 4 : 3;
 
-// The same for `count` rows and all columns of them, some rows at a time: locate(j, row, weights)
-// points at those of row j. Terms are ordered from wide to narrow, the first has D columns. For
-// rows that are not there: no_row [kRowsAtOnce][D] takes what is added, no_weights is a row of
-// zeros.
-template <typename T, typename F>
-LONGHAUL_INLINE void add_terms(const RowTerm* terms, int num_terms, int64_t D, int64_t count,
-                               float* no_row, const int32_t* no_weights, const F& locate) {
+// The same for R rows from `j` on and all columns of them; as below.
+template <typename T, int R, typename F>
+LONGHAUL_INLINE void add_terms_to_rows(const RowTerm* terms, int num_terms, int64_t j,
+                                       const F& locate) {
   constexpr int64_t kTileColumns = 4 * kRegisterLanes;
-  for (int64_t j = 0; j < count; j += kRowsAtOnce) {
-    float* rows[kRowsAtOnce];
-    const int32_t* weights[kRowsAtOnce];
-    for (int r = 0; r < kRowsAtOnce; ++r) {
-      rows[r] = no_row + r * D, weights[r] = no_weights;
-      if (j + r < count) locate(j + r, rows[r], weights[r]);
-    }
-    int64_t column = 0;
-    for (int active = num_terms; active > 0; --active) {
-      const int64_t end = terms[active - 1].D, whole = end - (end - column) % kTileColumns;
-      if (column < whole) {
-        add_heads_to_rows<T, kRowsAtOnce, 4>(rows, weights, terms, active, column, whole);
-      }
-      if (whole < end) {
-        add_heads_to_rows<T, kRowsAtOnce, 2>(rows, weights, terms, active, whole, end);
-      }
-      column = end;
-    }
+  float* rows[R];
+  const int32_t* weights[R];
+  for (int r = 0; r < R; ++r) locate(j + r, rows[r], weights[r]);
+  int64_t column = 0;
+  for (int active = num_terms; active > 0; --active) {
+    const int64_t end = terms[active - 1].D, whole = end - (end - column) % kTileColumns;
+    if (column < whole) add_heads_to_rows<T, R, 4>(rows, weights, terms, active, column, whole);
+    if (whole < end) add_heads_to_rows<T, R, 2>(rows, weights, terms, active, whole, end);
+    column = end;
   }
+}
+
+// The same for `count` rows, some at a time: locate(j, row, weights) points at those of row j.
+// Terms are ordered from wide to narrow, the first has all columns.
+template <typename T, typename F>
+LONGHAUL_INLINE void add_terms(const RowTerm* terms, int num_terms, int64_t count,
+                               const F& locate) {
+  int64_t j = 0;
+  for (; j + kRowsAtOnce <= count; j += kRowsAtOnce) {
+    add_terms_to_rows<T, kRowsAtOnce>(terms, num_terms, j, locate);
+  }
+  const int64_t rest = count - j;
+  if (rest == 3) add_terms_to_rows<T, 3>(terms, num_terms, j, locate);
+  if (rest == 2) add_terms_to_rows<T, 2>(terms, num_terms, j, locate);
+  if (rest == 1) add_terms_to_rows<T, 1>(terms, num_terms, j, locate);
 }
 
 }  // namespace longhaul::cpu::LONGHAUL_ISA

@@ -202,35 +202,30 @@ class Run {
   }
 
   // On all threads of the enclosing parallel region.
-  void run(Backward<T>& backward, int64_t thread) const {
+  void run(Backward<T>& backward) const {
     for (int64_t set = 0; set < plan_.sets; set += plan_.sets_at_once) {
       const int64_t left = plan_.sets - set;
       const int64_t sets = left < plan_.sets_at_once ? left : plan_.sets_at_once;
       for (int64_t block = 0; block < plan_.blocks_in_set; block += plan_.blocks_at_once) {
-        run_superblock(backward, set, sets, block, thread);
+        run_superblock(backward, set, sets, block);
       }
     }
   }
 
-  void clear() const { scatter_.clear(); }
   const AllKeys<T>& keys() const { return keys_; }
 
  private:
   BlockScatter plan_scatter(Workspace& workspace) const {
-    const int64_t threads = omp_get_max_threads();
     BlockScatter scatter = {};
     scatter.L = a_.L;
     scatter.lanes = block_lanes(a_.S);
     scatter.weight_words = 2 * words_;
     scatter.paired_words = words_ * (a_.D + a_.V);
-    scatter.widest = a_.D > a_.V ? a_.D : a_.V;
-    scatter.plan(num_blocks(a_.S) * a_.B * a_.H, threads);
-    scatter.take(workspace, threads);
+    scatter.take(workspace, num_blocks(a_.S) * a_.B * a_.H, omp_get_max_threads());
     return scatter;
   }
 
-  void run_superblock(Backward<T>& backward, int64_t set0, int64_t sets, int64_t block0,
-                      int64_t thread) const {
+  void run_superblock(Backward<T>& backward, int64_t set0, int64_t sets, int64_t block0) const {
     const int64_t end = block0 + plan_.blocks_at_once;
     const int64_t count = (end < plan_.blocks_in_set ? end : plan_.blocks_in_set) - block0;
 #pragma omp for schedule(dynamic, 1)
@@ -243,13 +238,12 @@ class Run {
     const int64_t chunks = (a_.L + kChunk - 1) / kChunk;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < sets * chunks; ++i) {
-      add_chunk(set0, i / chunks, i % chunks * kChunk, block0, count, thread);
+      add_chunk(set0, i / chunks, i % chunks * kChunk, block0, count);
     }
   }
 
   // Second phase for the keys from `from` on of the superblock's set number `place`.
-  void add_chunk(int64_t set0, int64_t place, int64_t from, int64_t block0, int64_t count,
-                 int64_t thread) const {
+  void add_chunk(int64_t set0, int64_t place, int64_t from, int64_t block0, int64_t count) const {
     const int64_t to = from + kChunk < a_.L ? from + kChunk : a_.L;
     const bool first = block0 == 0, last = block0 + count == plan_.blocks_in_set;
     const RowTerm dk{.paired = nullptr, .D = a_.D, .offset = 0, .words = static_cast<int>(words_)};
@@ -263,7 +257,7 @@ class Run {
       const int64_t n = (to - from) * D;
       if (first) std::memset(rows + from * D, 0, static_cast<size_t>(n) * sizeof(float));
       scatter_.template add<Operand<T>>(place * count, (place + 1) * count, from, to, terms,
-                                        offsets, num, D, thread, rows);
+                                        offsets, num, D, rows);
       T* result = static_cast<T*>(out) + ((set0 + place) * a_.L + from) * D;
       for (int64_t i = 0; last && i < n; i += kLanes) {
         store_rounded(result + i, load(rows + from * D + i));
@@ -290,18 +284,16 @@ template <typename T>
 void run_all(const Args& args, void* memory) {
   Workspace shared(memory);
   const Run<T> run(args, shared);
-  run.clear();
   char* rest = static_cast<char*>(memory) + shared.bytes();
   const size_t bytes = Run<T>::thread_bytes(args);
 #pragma omp parallel
   {
     const FlushDenormals flush;
-    const int64_t thread = omp_get_thread_num();
-    Workspace own(rest + bytes * static_cast<size_t>(thread));
+    Workspace own(rest + bytes * static_cast<size_t>(omp_get_thread_num()));
     Backward<T> backward(args, run.keys(), own);
     backward.clear();
     run.keys().widen();
-    run.run(backward, thread);
+    run.run(backward);
   }
 }
 

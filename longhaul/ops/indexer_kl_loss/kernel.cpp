@@ -55,8 +55,7 @@ RowScatter plan_scatter(const Args& a, Workspace& workspace) {
   scatter.paired_words = words * a.D;
   scatter.terms[0] = {.paired = nullptr, .D = a.D, .offset = 0, .words = words};
   scatter.num_terms = 1;
-  scatter.plan(a.S, a.L, omp_get_max_threads());
-  scatter.take(workspace, a.L, omp_get_max_threads());
+  scatter.take(workspace, a.S, a.L, omp_get_max_threads());
   return scatter;
 }
 
@@ -282,8 +281,7 @@ struct Run {
 #pragma omp parallel
     {
       const FlushDenormals flush;
-      const int64_t thread = omp_get_thread_num();
-      Workspace own(rest + bytes * static_cast<size_t>(thread));
+      Workspace own(rest + bytes * static_cast<size_t>(omp_get_thread_num()));
       Loss<T, kSplit> loss(a, own);
       loss.clear();
       keys.widen();
@@ -293,7 +291,7 @@ struct Run {
           const auto differentiate = [&](int64_t t, int64_t place) {
             loss.differentiate(b * a.S + t, key, scatter, place);
           };
-          scatter.run<Operand<T>>(a.S, a.L, thread, differentiate,
+          scatter.run<Operand<T>>(a.S, a.L, differentiate,
                                   static_cast<T*>(a.d_key) + b * a.L * a.D);
         }
       } else {

@@ -38,9 +38,7 @@ struct Shared {
     scatter.lanes = Q;
     scatter.weight_words = Q / kPackOperand<T>;
     scatter.paired_words = Q / kPackOperand<T> * a.D;
-    scatter.widest = a.D;
-    scatter.plan(a.H, omp_get_max_threads());
-    scatter.take(workspace, omp_get_max_threads());
+    scatter.take(workspace, a.H, omp_get_max_threads());
   }
 };
 
@@ -64,11 +62,10 @@ class Loss {
   Loss(const Args& a, Workspace& workspace)
       : a_(a), shared_(a, workspace), view_(a.first_key, a.last_key, a.S) {
     std::memset(shared_.zeros, 0, static_cast<size_t>(a.D) * sizeof(Operand<T>));
-    if (a.d_query) shared_.scatter.clear();
   }
 
   // On all threads of the enclosing parallel region.
-  void run(const Buffers<T>& buffers, int64_t thread) const {
+  void run(const Buffers<T>& buffers) const {
     const int64_t groups = shared_.groups;
     const int64_t tiles = view_.keys.high > view_.keys.low
                               ? (view_.keys.high - view_.keys.low + kTile - 1) / kTile
@@ -85,7 +82,7 @@ class Loss {
     if (!a_.d_query) return;
     for (int64_t h0 = 0; h0 < a_.H; h0 += shared_.scatter.blocks) {
       const int64_t left = a_.H - h0, all = shared_.scatter.blocks;
-      add_gradients(buffers, h0, left < all ? left : all, thread);
+      add_gradients(buffers, h0, left < all ? left : all);
     }
   }
 
@@ -227,7 +224,7 @@ class Loss {
   }
 
   // Of `count` heads, those from h0 on.
-  void add_gradients(const Buffers<T>& buffers, int64_t h0, int64_t count, int64_t thread) const {
+  void add_gradients(const Buffers<T>& buffers, int64_t h0, int64_t count) const {
     const BlockScatter& scatter = shared_.scatter;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < count; ++i) differentiate(buffers, h0 + i, i);
@@ -238,8 +235,7 @@ class Loss {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t c = 0; c < chunks; ++c) {
       const int64_t to = a_.L - c * kChunk < kChunk ? a_.L : (c + 1) * kChunk;
-      scatter.template add<Operand<T>>(0, count, c * kChunk, to, &dk, &offset, 1, a_.D, thread,
-                                       a_.d_key);
+      scatter.template add<Operand<T>>(0, count, c * kChunk, to, &dk, &offset, 1, a_.D, a_.d_key);
     }
   }
 
@@ -335,10 +331,9 @@ void run(const Args& a, void* memory) {
 #pragma omp parallel
   {
     const FlushDenormals flush;
-    const int64_t thread = omp_get_thread_num();
-    Workspace own(rest + bytes * static_cast<size_t>(thread));
+    Workspace own(rest + bytes * static_cast<size_t>(omp_get_thread_num()));
     const Buffers<T> buffers(a, own);
-    loss.run(buffers, thread);
+    loss.run(buffers);
   }
 }
 

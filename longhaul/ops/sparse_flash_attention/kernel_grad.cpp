@@ -47,8 +47,7 @@ RowScatter plan_scatter(const longhaul_sparse_attention_args& a, Workspace& work
   scatter.terms[1] = {.paired = nullptr, .D = a.V, .offset = words, .words = words};
   scatter.term_offsets[1] = words * a.D;
   scatter.num_terms = 2;
-  scatter.plan(a.S, a.L, omp_get_max_threads());
-  scatter.take(workspace, a.L, omp_get_max_threads());
+  scatter.take(workspace, a.S, a.L, omp_get_max_threads());
   return scatter;
 }
 
@@ -197,8 +196,7 @@ struct Run {
 #pragma omp parallel
     {
       const FlushDenormals flush;
-      const int64_t thread = omp_get_thread_num();
-      Workspace own(rest + bytes * static_cast<size_t>(thread));
+      Workspace own(rest + bytes * static_cast<size_t>(omp_get_thread_num()));
       Backward<T, kSplit> backward(args, own);
       backward.clear();
       keys.widen();
@@ -207,7 +205,7 @@ struct Run {
         const auto differentiate = [&](int64_t t, int64_t place) {
           backward.differentiate(b * a.S + t, key, scatter, place);
         };
-        scatter.run<Operand<T>>(a.S, a.L, thread, differentiate,
+        scatter.run<Operand<T>>(a.S, a.L, differentiate,
                                 static_cast<T*>(args.d_key) + b * a.L * a.D);
       }
     }
