@@ -55,12 +55,10 @@ struct KeyList {
   }
 
   // Asks for the rows of keys [from, to).
-  void prefetch(int64_t from, int64_t to, const char* base, int64_t row_bytes) const {
+  LONGHAUL_INLINE void prefetch_rows(int64_t from, int64_t to, const char* base,
+                                     int64_t row_bytes) const {
     const int64_t end = to < size ? to : size;
-    for (int64_t i = from; i < end; ++i) {
-      const char* row = base + keys[i] * row_bytes;
-      for (int64_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
-    }
+    for (int64_t i = from; i < end; ++i) prefetch(base + keys[i] * row_bytes, row_bytes);
   }
 
  private:

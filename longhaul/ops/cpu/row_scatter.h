@@ -140,17 +140,13 @@ struct RowScatter {
   }
 
   // Asks for what add() reads of a query.
-  void prefetch_query(int64_t query, int64_t c) const {
+  LONGHAUL_INLINE void prefetch_query(int64_t query, int64_t c) const {
     const int32_t* const bound = bounds + query * (chunks + 1) + c;
     const int64_t from = bound[0], count = bound[1] - from;
     if (count == 0) return;
-    prefetch_words(paired + query * paired_words, paired_words);
-    prefetch_words(keys_of(query) + from, count);
-    prefetch_words(weights_of(query) + from * weight_words, count * weight_words);
-  }
-  static void prefetch_words(const int32_t* words, int64_t count) {
-    constexpr int64_t kLine = 16;
-    for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(words + i, 0, 2);
+    prefetch(paired + query * paired_words, paired_words);
+    prefetch(keys_of(query) + from, count);
+    prefetch(weights_of(query) + from * weight_words, count * weight_words);
   }
 
   template <typename T>

@@ -77,6 +77,7 @@ class Loss {
 
   // Its loss and gradients; `place` is its number in the superblock.
   void differentiate(int64_t row, const Operand<T>* key, const RowScatter& scatter, int64_t place) {
+    ask_for_rows(row);
     const KeyList keys = scatter.fill_keys(place, a_.indices + row * a_.K);
     prepare(row);
     a_.d_scores ? take_gradients(row, keys) : diverge(row, keys, key);
@@ -89,7 +90,7 @@ class Loss {
     for (int64_t from = 0; from < keys.size; from += kKeyBlock) {
       const char* rows[kKeyBlock];
       const int count = keys.rows(from, base(key), row_bytes(), buffers_.zeros, rows);
-      keys.prefetch(from + kKeyBlock, from + 2 * kKeyBlock, base(key), row_bytes());
+      keys.prefetch_rows(from + kKeyBlock, from + 2 * kKeyBlock, base(key), row_bytes());
       const int padded = static_cast<int>(round_up(count, 8));
       for (int r = 0; r < padded; r += 8) {
         int32_t* weights = scatter.weights_of(place) + (from + r) * scatter.weight_words;
@@ -103,6 +104,19 @@ class Loss {
   }
 
  private:
+  // Of the tensors, what the query writes and what the one reads that this thread may well take
+  // next.
+  LONGHAUL_INLINE void ask_for_rows(int64_t row) const {
+    const int64_t next = row + omp_get_num_threads();
+    prefetch_row<kToWrite>(static_cast<const T*>(a_.d_query), row, a_.H * a_.D);
+    if (next >= a_.B * a_.S) return;
+    prefetch_row(a_.indices, next, a_.K);
+    prefetch_row(a_.head_sum, next, a_.K);
+    prefetch_row(a_.scores, next, a_.K);
+    prefetch_row(a_.d_scores, next, a_.K);
+    prefetch_row(static_cast<const T*>(a_.query), next, a_.H * a_.D);
+  }
+
   const T* query_of(int64_t row) const {
     return static_cast<const T*>(a_.query) + row * a_.H * a_.D;
   }

@@ -69,18 +69,28 @@ class Forward {
     pack_heads<Operand<T>, kSplit>(static_cast<const T*>(a_.query) + row * a_.H * a_.D, a_.D,
                                    static_cast<int>(a_.H), a_.D, static_cast<int>(b.vectors),
                                    b.query, b.vectors * kLanes);
+    ask_for_rows(row);
     std::memset(b.sums, 0, static_cast<size_t>(a_.V * Layout::heads(a_.H)) * sizeof(float));
     for (int64_t v = 0; v < b.vectors; ++v) stats_.max[v] = all(kMasked), stats_.sum[v] = Floats{};
     for (int64_t from = 0; from < b.keys.size; from += kBlock) {
       const char* rows[kBlock];
       const int count = b.keys.rows(from, base, row_bytes, b.zeros, rows);
-      b.keys.prefetch(from + kBlock, from + 2 * kBlock, base, row_bytes);
+      b.keys.prefetch_rows(from + kBlock, from + 2 * kBlock, base, row_bytes);
       add_block(rows, from / kBlock, count);
     }
     finish(row);
   }
 
  private:
+  // Of the tensors, what the query writes and what the one after it reads.
+  LONGHAUL_INLINE void ask_for_rows(int64_t row) const {
+    prefetch_row<kToWrite>(static_cast<const T*>(a_.out), row, a_.H * a_.V);
+    prefetch_row<kToWrite>(a_.head_sum, row, a_.K);
+    if (row + 1 == a_.B * a_.S) return;
+    prefetch_row(a_.indices, row + 1, a_.K);
+    prefetch_row(static_cast<const T*>(a_.query), row + 1, a_.H * a_.D);
+  }
+
   float* scores_of(int64_t unit) { return buffers_.scores + unit * buffers_.vectors * kLanes; }
 
   void add_block(const char* const* rows, int64_t block, int count) {
@@ -185,7 +195,7 @@ class Forward {
   void store_head_sum(float* out, float* inverse) {
     auto& b = buffers_;
     for (int64_t h = a_.H; h < Layout::heads(a_.H); ++h) inverse[h] = 0;
-    for (int64_t i = 0; i < a_.K; ++i) out[i] = 0;
+    for (int64_t i = b.keys.in_place ? b.keys.size : 0; i < a_.K; ++i) out[i] = 0;
     for (int64_t from = 0; from < b.keys.size; from += kLanes) {
       const int64_t block = from / kBlock;
       Floats sums = {};

@@ -65,6 +65,7 @@ class Backward {
   void differentiate(int64_t row, const Operand<T>* key, const RowScatter& scatter, int64_t place) {
     const T* query = static_cast<const T*>(a_.query) + row * a_.H * a_.D;
     const T* d_out = static_cast<const T*>(args_.d_out) + row * a_.H * a_.V;
+    ask_for_rows(row);
     const KeyList keys = scatter.fill_keys(place, a_.indices + row * a_.K);
     pack(query, d_out);
     load_statistics(row, d_out);
@@ -79,7 +80,7 @@ class Backward {
     for (int64_t from = 0; from < keys.size; from += kKeyBlock) {
       const char* rows[kKeyBlock];
       const int count = keys.rows(from, base, row_bytes, buffers_.zeros, rows);
-      keys.prefetch(from + kKeyBlock, from + 2 * kKeyBlock, base, row_bytes);
+      keys.prefetch_rows(from + kKeyBlock, from + 2 * kKeyBlock, base, row_bytes);
       const int padded = static_cast<int>(round_up(count, 8));
       for (int r = 0; r < padded; r += 8) {
         for (int64_t v = 0; v < Layout::vectors(a_.H); ++v) {
@@ -94,6 +95,18 @@ class Backward {
   }
 
  private:
+  // Of the tensors, what the query writes and what the one reads that this thread may well take
+  // next.
+  LONGHAUL_INLINE void ask_for_rows(int64_t row) const {
+    const int64_t next = row + omp_get_num_threads();
+    prefetch_row<kToWrite>(static_cast<const T*>(args_.d_query), row, a_.H * a_.D);
+    if (next >= a_.B * a_.S) return;
+    prefetch_row(a_.indices, next, a_.K);
+    prefetch_row(static_cast<const T*>(a_.query), next, a_.H * a_.D);
+    prefetch_row(static_cast<const T*>(a_.out), next, a_.H * a_.V);
+    prefetch_row(static_cast<const T*>(args_.d_out), next, a_.H * a_.V);
+  }
+
   void pack(const T* query, const T* d_out) {
     const int64_t V_steps = a_.V / Layout::kStep, all_steps = (a_.D + a_.V) / Layout::kStep;
     for (int64_t v = 0; v < Layout::vectors(a_.H); ++v) {

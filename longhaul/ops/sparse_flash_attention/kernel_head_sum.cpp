@@ -57,7 +57,7 @@ class HeadSum {
     for (int64_t from = 0; from < keys.size; from += kKeyBlock) {
       const char* rows[kKeyBlock];
       const int count = keys.rows(from, base, row_bytes, buffers_.zeros, rows);
-      keys.prefetch(from + kKeyBlock, from + 2 * kKeyBlock, base, row_bytes);
+      keys.prefetch_rows(from + kKeyBlock, from + 2 * kKeyBlock, base, row_bytes);
       for (int r = 0; r < count; r += kLanes) {
         keys.store_values(sums_of(rows + r), out, from + r);
       }
