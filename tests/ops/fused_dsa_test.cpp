@@ -387,7 +387,8 @@ TEST_P(FusedDsa, NegativeScale) {
 }
 
 TEST_P(FusedDsa, ThreadsDoNotChangeABit) {
-  const Case c{"", {{300, 220}}, 8, 64, 32, 100, 8, 64};
+  // Rows of several superblocks each (row_scatter.h).
+  const Case c{"", {{300, 220}, {520}}, 32, 64, 32, 100, 32, 64};
   const auto in = inputs(c);
   std::vector<at::Tensor> first;
   const int before = at::get_num_threads();

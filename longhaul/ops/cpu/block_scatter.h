@@ -17,7 +17,8 @@ struct BlockScatter {
   int32_t* weights;                                      // [blocks][L + kTile][weight_words]
   int32_t* paired;                                       // [blocks][paired_words]
 
-  // As many blocks as keep their weights in 32 MiB, but no thread without one.
+  // Chooses the number of blocks, once the sizes above are set, and takes the memory: as many as
+  // keep their weights in 32 MiB, but no thread without one.
   void take(Workspace& workspace, int64_t all_blocks, int64_t threads) {
     constexpr int64_t kBytes = int64_t{32} << 20;
     const int64_t words = (L + kTile) * weight_words + paired_words;  // none without a query

@@ -42,18 +42,17 @@ LONGHAUL_INLINE void store_as(void* p, V v) {
   std::memcpy(p, &v, sizeof v);
 }
 
-// Asks for elements that will soon be read, or written, to the second cache. Functions that do no
-// more than this must be inlined as well: GCC leaves out calls of functions without an effect.
-enum Purpose { kToRead, kToWrite };
-template <Purpose kPurpose = kToRead, typename T>
+// Asks for elements that will soon be used, to the second cache. Functions that do no more than
+// this must be inlined as well: GCC leaves out calls of functions without an effect.
+template <typename T>
 LONGHAUL_INLINE void prefetch(const T* from, int64_t count) {
   constexpr int64_t kLine = 64 / sizeof(T);
-  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i, kPurpose == kToWrite, 2);
+  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i, 0, 2);
 }
 // Those of a row of `length`, unless there are no rows.
-template <Purpose kPurpose = kToRead, typename T>
+template <typename T>
 LONGHAUL_INLINE void prefetch_row(const T* rows, int64_t row, int64_t length) {
-  if (rows) prefetch<kPurpose>(rows + row * length, length);
+  if (rows) prefetch(rows + row * length, length);
 }
 
 // The word at p in all lanes; the two words at p in turn. On AVX2 as floats: GCC would shift and

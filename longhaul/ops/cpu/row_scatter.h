@@ -23,7 +23,7 @@ struct RowScatter {
   int64_t term_offsets[kMaxTerms];
   int num_terms;
 
-  // Of two superblocks, one behind the other:
+  // Of two superblocks, if there are two, one behind the other:
   int32_t* keys;     // [queries][K rounded up to a block, and 16]
   int32_t* slots;    // likewise
   int32_t* bounds;   // [queries][chunks + 1]: of a query's keys, the first of each chunk
@@ -32,9 +32,10 @@ struct RowScatter {
 
   float* sums;  // [L][D], of one row of the batch
 
-  // Sums of 640 KiB a chunk, and at least 4 chunks a thread. Of a superblock's queries some select
-  // the same row, so that its sums are worth bringing into the cache; together they leave 2 to 16
-  // MiB for the second phase, if that is at least 4 queries a thread.
+  // Chooses the sizes of chunks and superblocks, once K, D, the words and the terms are set, and
+  // takes the memory. Sums of 640 KiB a chunk, and at least 4 chunks a thread. Of a superblock's
+  // queries some select the same row, so that its sums are worth bringing into the cache; together
+  // they leave 2 to 16 MiB for the second phase, if that is at least 4 queries a thread.
   void take(Workspace& workspace, int64_t S, int64_t L, int64_t threads) {
     constexpr int64_t kLeastBytes = 2 << 20, kMostBytes = 16 << 20, kChunkBytes = 640 << 10;
     constexpr int64_t kQueriesOfRow = 8, kOfThread = 4;
@@ -51,54 +52,55 @@ struct RowScatter {
     if (queries > S) queries = S;
 
     const int64_t room = round_up(K, kKeyBlock) + kLanes;
-    keys = workspace.take<int32_t>(2 * queries * room);
-    slots = workspace.take<int32_t>(2 * queries * room);
-    bounds = workspace.take<int32_t>(2 * queries * (chunks + 1));
-    weights = workspace.take<int32_t>(2 * queries * round_up(K, kKeyBlock) * weight_words);
-    paired = workspace.take<int32_t>(2 * queries * paired_words);
+    const int64_t places = queries < S ? 2 * queries : queries;
+    keys = workspace.take<int32_t>(places * room);
+    slots = workspace.take<int32_t>(places * room);
+    bounds = workspace.take<int32_t>(places * (chunks + 1));
+    weights = workspace.take<int32_t>(places * round_up(K, kKeyBlock) * weight_words);
+    paired = workspace.take<int32_t>(places * paired_words);
     sums = workspace.take<float>(L * D);
   }
 
   // The keys that a query has selected, and which of them each chunk has: for its first phase.
-  KeyList fill_keys(int64_t query, const int32_t* indices) const {
+  KeyList fill_keys(int64_t place, const int32_t* indices) const {
     const int64_t room = round_up(K, kKeyBlock) + kLanes;
-    KeyList list{keys + query * room, slots + query * room};
+    KeyList list{keys + place * room, slots + place * room};
     list.fill(indices, K);
-    int32_t* const first = bounds + query * (chunks + 1);
+    int32_t* const first = bounds + place * (chunks + 1);
     for (int64_t c = 0, at = 0; c <= chunks; ++c) {
       while (at < list.size && list.keys[at] < c * chunk) ++at;
       first[c] = static_cast<int32_t>(at);
     }
     return list;
   }
-  const int32_t* keys_of(int64_t query) const {
-    return keys + query * (round_up(K, kKeyBlock) + kLanes);
+  const int32_t* keys_of(int64_t place) const {
+    return keys + place * (round_up(K, kKeyBlock) + kLanes);
   }
-  int32_t* weights_of(int64_t query) const {
-    return weights + query * round_up(K, kKeyBlock) * weight_words;
+  int32_t* weights_of(int64_t place) const {
+    return weights + place * round_up(K, kKeyBlock) * weight_words;
   }
 
   // The gradients of one row of the batch, shared among the threads of the enclosing parallel
   // region. differentiate(t, place) is the first phase of query t, which leaves its part at that
-  // place. A superblock's first phase and the second one of that before are one loop: threads wait
-  // for each other half as often, and for a query, not for a chunk.
+  // place. The first phase of a superblock and the second phase of the one before share a loop:
+  // threads wait for each other half as often, and for a query, not for a chunk.
   template <typename Operand, typename T, typename F>
   void run(int64_t S, int64_t L, const F& differentiate, T* out) const {
     clear_sums(L);
-    int64_t left = 0;  // by that before
-    for (int64_t t0 = 0; t0 < S || left > 0; t0 += queries) {
+    int64_t pending = 0;  // queries of the superblock before, not yet added
+    for (int64_t t0 = 0; t0 < S || pending > 0; t0 += queries) {
       const int64_t count = t0 >= S ? 0 : S - t0 < queries ? S - t0 : queries;
       const int64_t here = t0 / queries % 2 * queries, before = queries - here;
-      const int64_t to_add = left > 0 ? chunks : 0;
+      const int64_t to_add = pending > 0 ? chunks : 0;
 #pragma omp for schedule(dynamic, 1)
       for (int64_t i = 0; i < to_add + count; ++i) {
         if (i < to_add) {
-          add<Operand>(before, before + left, i);
+          add<Operand>(before, before + pending, i);
         } else {
           differentiate(t0 + i - to_add, here + i - to_add);
         }
       }
-      left = count;
+      pending = count;
     }
     store_rows(L, out);
   }
@@ -126,27 +128,27 @@ struct RowScatter {
   // Second phase for a chunk of rows: adds what the queries at places [first, last) left for them.
   template <typename T>
   void add(int64_t first, int64_t last, int64_t c) const {
-    for (int64_t query = first; query < last; ++query) {
-      if (query + 1 < last) prefetch_query(query + 1, c);
-      const int32_t* const bound = bounds + query * (chunks + 1) + c;
+    for (int64_t place = first; place < last; ++place) {
+      if (place + 1 < last) prefetch_query(place + 1, c);
+      const int32_t* const bound = bounds + place * (chunks + 1) + c;
       if (bound[0] == bound[1]) continue;
       RowTerm mine[kMaxTerms];
       for (int i = 0; i < num_terms; ++i) {
         mine[i] = terms[i];
-        mine[i].paired = paired + query * paired_words + term_offsets[i];
+        mine[i].paired = paired + place * paired_words + term_offsets[i];
       }
-      add_query<T>(keys_of(query), weights_of(query), bound[0], bound[1], mine);
+      add_query<T>(keys_of(place), weights_of(place), bound[0], bound[1], mine);
     }
   }
 
   // Asks for what add() reads of a query.
-  LONGHAUL_INLINE void prefetch_query(int64_t query, int64_t c) const {
-    const int32_t* const bound = bounds + query * (chunks + 1) + c;
+  LONGHAUL_INLINE void prefetch_query(int64_t place, int64_t c) const {
+    const int32_t* const bound = bounds + place * (chunks + 1) + c;
     const int64_t from = bound[0], count = bound[1] - from;
     if (count == 0) return;
-    prefetch(paired + query * paired_words, paired_words);
-    prefetch(keys_of(query) + from, count);
-    prefetch(weights_of(query) + from * weight_words, count * weight_words);
+    prefetch(paired + place * paired_words, paired_words);
+    prefetch(keys_of(place) + from, count);
+    prefetch(weights_of(place) + from * weight_words, count * weight_words);
   }
 
   template <typename T>

@@ -507,7 +507,8 @@ LONGHAUL_TILE void add_heads_to_rows(float* const* rows, const int32_t* const* w
 // registers.
 constexpr int kRowsAtOnce = kParts == 1 ? 4 : 3;
 
-// The same for R rows from `j` on and all columns of them; as below.
+// add_heads_to_rows() for R rows from `j` on and all columns of them; the parameters are those of
+// add_terms().
 template <typename T, int R, typename F>
 LONGHAUL_INLINE void add_terms_to_rows(const RowTerm* terms, int num_terms, int64_t j,
                                        const F& locate) {
@@ -524,7 +525,7 @@ LONGHAUL_INLINE void add_terms_to_rows(const RowTerm* terms, int num_terms, int6
   }
 }
 
-// The same for `count` rows, some at a time: locate(j, row, weights) points at those of row j.
+// Adds the terms to `count` rows, some at a time: locate(j, row, weights) points at those of row j.
 // Terms are ordered from wide to narrow, the first has all columns.
 template <typename T, typename F>
 LONGHAUL_INLINE void add_terms(const RowTerm* terms, int num_terms, int64_t count,
@@ -534,7 +535,9 @@ LONGHAUL_INLINE void add_terms(const RowTerm* terms, int num_terms, int64_t coun
     add_terms_to_rows<T, kRowsAtOnce>(terms, num_terms, j, locate);
   }
   const int64_t rest = count - j;
-  if (rest == 3) add_terms_to_rows<T, 3>(terms, num_terms, j, locate);
+  if constexpr (kRowsAtOnce > 3) {
+    if (rest == 3) add_terms_to_rows<T, 3>(terms, num_terms, j, locate);
+  }
   if (rest == 2) add_terms_to_rows<T, 2>(terms, num_terms, j, locate);
   if (rest == 1) add_terms_to_rows<T, 1>(terms, num_terms, j, locate);
 }

@@ -75,7 +75,7 @@ class Loss {
     diverge(row, buffers_.keys, key);
   }
 
-  // Its loss and gradients; `place` is its number in the superblock.
+  // Its loss and gradients; `place`: where in the scatter's buffers it leaves its part.
   void differentiate(int64_t row, const Operand<T>* key, const RowScatter& scatter, int64_t place) {
     ask_for_rows(row);
     const KeyList keys = scatter.fill_keys(place, a_.indices + row * a_.K);
@@ -104,11 +104,10 @@ class Loss {
   }
 
  private:
-  // Of the tensors, what the query writes and what the one reads that this thread may well take
-  // next.
+  // What this query writes, and what the query that this thread probably takes next reads.
   LONGHAUL_INLINE void ask_for_rows(int64_t row) const {
     const int64_t next = row + omp_get_num_threads();
-    prefetch_row<kToWrite>(static_cast<const T*>(a_.d_query), row, a_.H * a_.D);
+    prefetch_row(static_cast<const T*>(a_.d_query), row, a_.H * a_.D);
     if (next >= a_.B * a_.S) return;
     prefetch_row(a_.indices, next, a_.K);
     prefetch_row(a_.head_sum, next, a_.K);

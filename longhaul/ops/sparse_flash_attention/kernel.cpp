@@ -16,7 +16,8 @@ namespace {
 using Args = longhaul_sparse_attention_args;
 
 constexpr float kMasked = -1e30F;
-constexpr int kBlock = 64;  // keys whose rows are read twice in a row
+// Keys whose rows are read for the scores, and again for the weighted sums.
+constexpr int kKeysAtOnce = 64;
 
 // What a thread works in.
 template <typename T, bool kSplit>
@@ -33,14 +34,14 @@ struct Buffers {
   char* zeros;       // a row
 
   Buffers(const Args& a, Workspace& workspace) : vectors(Layout::vectors(a.H)) {
-    const int64_t K = round_up(a.K, kBlock), lanes = vectors * kLanes;
+    const int64_t K = round_up(a.K, kKeysAtOnce), lanes = vectors * kLanes;
     units = K / Layout::kKeysInUnit;
     keys.keys = workspace.take<int32_t>(K + kLanes);
     keys.slots = workspace.take<int32_t>(K + kLanes);
     query = workspace.take<int32_t>(a.D / Layout::kStep * lanes);
     scores = workspace.take<float>(units * lanes);
-    maxima = workspace.take<float>(K / kBlock * lanes);
-    weights = workspace.take<int32_t>(kBlock / kPackOperand<T> * lanes);
+    maxima = workspace.take<float>(K / kKeysAtOnce * lanes);
+    weights = workspace.take<int32_t>(kKeysAtOnce / kPackOperand<T> * lanes);
     sums = workspace.take<float>(a.V * Layout::heads(a.H));
     zeros = workspace.take<char>(a.D * static_cast<int64_t>(sizeof(Operand<T>)));
   }
@@ -72,20 +73,20 @@ class Forward {
     ask_for_rows(row);
     std::memset(b.sums, 0, static_cast<size_t>(a_.V * Layout::heads(a_.H)) * sizeof(float));
     for (int64_t v = 0; v < b.vectors; ++v) stats_.max[v] = all(kMasked), stats_.sum[v] = Floats{};
-    for (int64_t from = 0; from < b.keys.size; from += kBlock) {
-      const char* rows[kBlock];
+    for (int64_t from = 0; from < b.keys.size; from += kKeysAtOnce) {
+      const char* rows[kKeysAtOnce];
       const int count = b.keys.rows(from, base, row_bytes, b.zeros, rows);
-      b.keys.prefetch_rows(from + kBlock, from + 2 * kBlock, base, row_bytes);
-      add_block(rows, from / kBlock, count);
+      b.keys.prefetch_rows(from + kKeysAtOnce, from + 2 * kKeysAtOnce, base, row_bytes);
+      add_block(rows, from / kKeysAtOnce, count);
     }
     finish(row);
   }
 
  private:
-  // Of the tensors, what the query writes and what the one after it reads.
+  // What this query writes, and what the one after it reads.
   LONGHAUL_INLINE void ask_for_rows(int64_t row) const {
-    prefetch_row<kToWrite>(static_cast<const T*>(a_.out), row, a_.H * a_.V);
-    prefetch_row<kToWrite>(a_.head_sum, row, a_.K);
+    prefetch_row(static_cast<const T*>(a_.out), row, a_.H * a_.V);
+    prefetch_row(a_.head_sum, row, a_.K);
     if (row + 1 == a_.B * a_.S) return;
     prefetch_row(a_.indices, row + 1, a_.K);
     prefetch_row(static_cast<const T*>(a_.query), row + 1, a_.H * a_.D);
@@ -95,7 +96,7 @@ class Forward {
 
   void add_block(const char* const* rows, int64_t block, int count) {
     auto& b = buffers_;
-    const int64_t unit0 = block * (kBlock / Layout::kKeysInUnit);
+    const int64_t unit0 = block * (kKeysAtOnce / Layout::kKeysInUnit);
     const int padded = static_cast<int>(round_up(count, 8));
     score(rows, unit0, count, padded);
     for (int64_t v = 0; v < b.vectors; ++v) {
@@ -197,7 +198,7 @@ class Forward {
     for (int64_t h = a_.H; h < Layout::heads(a_.H); ++h) inverse[h] = 0;
     for (int64_t i = b.keys.in_place ? b.keys.size : 0; i < a_.K; ++i) out[i] = 0;
     for (int64_t from = 0; from < b.keys.size; from += kLanes) {
-      const int64_t block = from / kBlock;
+      const int64_t block = from / kKeysAtOnce;
       Floats sums = {};
       for (int64_t v = 0; v < b.vectors; ++v) {
         const Floats then = load(b.maxima + (block * b.vectors + v) * kLanes);

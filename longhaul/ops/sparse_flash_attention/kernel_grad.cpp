@@ -61,7 +61,7 @@ class Backward {
 
   void clear() { std::memset(buffers_.zeros, 0, static_cast<size_t>(a_.D) * sizeof(Operand<T>)); }
 
-  // First phase of one query; `place` is its number in the superblock.
+  // First phase of one query; `place`: where in the scatter's buffers it leaves its part.
   void differentiate(int64_t row, const Operand<T>* key, const RowScatter& scatter, int64_t place) {
     const T* query = static_cast<const T*>(a_.query) + row * a_.H * a_.D;
     const T* d_out = static_cast<const T*>(args_.d_out) + row * a_.H * a_.V;
@@ -95,11 +95,10 @@ class Backward {
   }
 
  private:
-  // Of the tensors, what the query writes and what the one reads that this thread may well take
-  // next.
+  // What this query writes, and what the query that this thread probably takes next reads.
   LONGHAUL_INLINE void ask_for_rows(int64_t row) const {
     const int64_t next = row + omp_get_num_threads();
-    prefetch_row<kToWrite>(static_cast<const T*>(args_.d_query), row, a_.H * a_.D);
+    prefetch_row(static_cast<const T*>(args_.d_query), row, a_.H * a_.D);
     if (next >= a_.B * a_.S) return;
     prefetch_row(a_.indices, next, a_.K);
     prefetch_row(static_cast<const T*>(a_.query), next, a_.H * a_.D);
