@@ -44,6 +44,11 @@ struct KeyList {
     for (int64_t j = i; j < i + kLanes && j < size; ++j) row[slots[j]] = lanes[j - i];
   }
 
+  // Zeros before store_values() is called for all keys; none where it writes every value anew.
+  void clear_values(float* row, int64_t K) const {
+    for (int64_t i = in_place ? size : 0; i < K; ++i) row[i] = 0;
+  }
+
   // Pointers to the rows of a block of keys; a row of zeros where there are none.
   template <int N>
   int rows(int64_t from, const char* base, int64_t row_bytes, const char* zeros,

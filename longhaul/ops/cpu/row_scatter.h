@@ -51,10 +51,9 @@ struct RowScatter {
     if (queries < least) queries = least;
     if (queries > S) queries = S;
 
-    const int64_t room = round_up(K, kKeyBlock) + kLanes;
     const int64_t places = queries < S ? 2 * queries : queries;
-    keys = workspace.take<int32_t>(places * room);
-    slots = workspace.take<int32_t>(places * room);
+    keys = workspace.take<int32_t>(places * room());
+    slots = workspace.take<int32_t>(places * room());
     bounds = workspace.take<int32_t>(places * (chunks + 1));
     weights = workspace.take<int32_t>(places * round_up(K, kKeyBlock) * weight_words);
     paired = workspace.take<int32_t>(places * paired_words);
@@ -63,19 +62,18 @@ struct RowScatter {
 
   // The keys that a query has selected, and which of them each chunk has: for its first phase.
   KeyList fill_keys(int64_t place, const int32_t* indices) const {
-    const int64_t room = round_up(K, kKeyBlock) + kLanes;
-    KeyList list{keys + place * room, slots + place * room};
+    KeyList list{keys_of(place), slots + place * room()};
     list.fill(indices, K);
-    int32_t* const first = bounds + place * (chunks + 1);
+    int32_t* const first = bounds_of(place);
     for (int64_t c = 0, at = 0; c <= chunks; ++c) {
       while (at < list.size && list.keys[at] < c * chunk) ++at;
       first[c] = static_cast<int32_t>(at);
     }
     return list;
   }
-  const int32_t* keys_of(int64_t place) const {
-    return keys + place * (round_up(K, kKeyBlock) + kLanes);
-  }
+  int64_t room() const { return round_up(K, kKeyBlock) + kLanes; }  // for a query's keys
+  int32_t* keys_of(int64_t place) const { return keys + place * room(); }
+  int32_t* bounds_of(int64_t place) const { return bounds + place * (chunks + 1); }
   int32_t* weights_of(int64_t place) const {
     return weights + place * round_up(K, kKeyBlock) * weight_words;
   }
@@ -130,7 +128,7 @@ struct RowScatter {
   void add(int64_t first, int64_t last, int64_t c) const {
     for (int64_t place = first; place < last; ++place) {
       if (place + 1 < last) prefetch_query(place + 1, c);
-      const int32_t* const bound = bounds + place * (chunks + 1) + c;
+      const int32_t* const bound = bounds_of(place) + c;
       if (bound[0] == bound[1]) continue;
       RowTerm mine[kMaxTerms];
       for (int i = 0; i < num_terms; ++i) {
@@ -143,7 +141,7 @@ struct RowScatter {
 
   // Asks for what add() reads of a query.
   LONGHAUL_INLINE void prefetch_query(int64_t place, int64_t c) const {
-    const int32_t* const bound = bounds + place * (chunks + 1) + c;
+    const int32_t* const bound = bounds_of(place) + c;
     const int64_t from = bound[0], count = bound[1] - from;
     if (count == 0) return;
     prefetch(paired + place * paired_words, paired_words);

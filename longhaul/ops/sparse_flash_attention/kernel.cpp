@@ -196,7 +196,7 @@ class Forward {
   void store_head_sum(float* out, float* inverse) {
     auto& b = buffers_;
     for (int64_t h = a_.H; h < Layout::heads(a_.H); ++h) inverse[h] = 0;
-    for (int64_t i = b.keys.in_place ? b.keys.size : 0; i < a_.K; ++i) out[i] = 0;
+    b.keys.clear_values(out, a_.K);
     for (int64_t from = 0; from < b.keys.size; from += kLanes) {
       const int64_t block = from / kKeysAtOnce;
       Floats sums = {};

@@ -53,7 +53,7 @@ class HeadSum {
                                    buffers_.query, lanes);
     Layout::load_lse(a_.softmax_max + row * a_.H, a_.softmax_sum + row * a_.H, a_.H, lse_);
     float* out = a_.head_sum + row * a_.K;
-    for (int64_t i = 0; i < a_.K; ++i) out[i] = 0;
+    keys.clear_values(out, a_.K);
     for (int64_t from = 0; from < keys.size; from += kKeyBlock) {
       const char* rows[kKeyBlock];
       const int count = keys.rows(from, base, row_bytes, buffers_.zeros, rows);
